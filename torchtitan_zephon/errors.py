@@ -1,0 +1,73 @@
+"""Every error a user can cause. Each message says what, which value, why, and the way out.
+
+::
+
+    ZephonError(ValueError)
+    ├── ConfigError            a setting that cannot work, or a key that does not exist
+    ├── SourceError            a path, a file or a manifest that cannot feed the stream
+    │   └── RecordError        one record of one shard (carries source, shard, place)
+    ├── TokenizerError         a tokenizer that is missing or does not fit the model
+    ├── FunctionError          a user's map or filter function failed (carries the record)
+    └── StateError             a checkpoint that cannot be continued from
+        ├── RecipeChangedError the recipe differs from the checkpoint's, field by field
+        └── ReplayError        the replayed data is not what was trained on
+
+They derive from ``ValueError`` so that code which knows nothing of this package still
+treats them as bad input. ``assert`` is kept for our own mistakes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ZephonError(ValueError):
+    """Base of all errors raised on purpose by this package."""
+
+
+class ConfigError(ZephonError):
+    """A setting that cannot work, or a key that does not exist."""
+
+
+class SourceError(ZephonError):
+    """A path, a file or a manifest that cannot feed the stream."""
+
+
+class RecordError(SourceError):
+    """One bad record. ``source``, ``shard`` (relative path) and ``place`` say which."""
+
+    def __init__(self, problem: str, *, source: str, shard: str, place: str) -> None:
+        super().__init__(f"source {source!r}, shard {shard!r}, {place}: {problem}")
+        self.source, self.shard, self.place = source, shard, place
+
+
+class TokenizerError(ZephonError):
+    """A tokenizer that is missing or does not fit the model."""
+
+
+class FunctionError(ZephonError):
+    """A user's ``map`` or ``filter`` function failed; the cause is chained."""
+
+
+class StateError(ZephonError):
+    """A checkpoint that cannot be continued from."""
+
+
+class RecipeChangedError(StateError):
+    """The recipe differs from the checkpoint's; ``changes`` lists ``field: old -> new``."""
+
+    def __init__(self, message: str, changes: list[str]) -> None:
+        super().__init__(message)
+        self.changes = changes
+
+
+class ReplayError(StateError):
+    """The data replayed during a restore is not what was trained on."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """The hint for a misspelt ``name``: the nearest valid one, or all of them."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"Did you mean {close[0]!r}?" if close else f"Valid: {', '.join(names)}."

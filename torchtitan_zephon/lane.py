@@ -1,0 +1,202 @@
+"""One lane as a step machine: told what arrived (in order), says what to fetch and emits.
+
+What flows in: the tokens of the chunks it planned, in that order. What flows out: sequences in
+an order that depends only on the recipe and the lane. No thread, clock, file or torch in it, so
+every race of the outside world is a test that calls these methods in another order.
+
+A *segment* ends at the first chunk end after ``flush_every_sequences`` packed sequences: the
+shuffle buffer empties, and the place behind that chunk (plus the packer's carry) is the start
+of the next segment. ``state`` is the place the *taker* reached, not the packer: a segment start
+and a count. It does not depend on how far the lane ran ahead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from .errors import ReplayError, SourceError
+from .ops.pack import FirstFit, Packer, Wrap, padding_row
+from .ops.shuffle import ShuffleBuffer
+from .plan import keyed
+from .plan.chunking import Chunk
+from .plan.cursor import Cursor, LanePlan
+from .records import Balance, Rows, Sequence, Tokens
+from .state import LaneState, SegmentStart
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneProgram:
+    """Everything a lane's machine depends on, besides its data."""
+
+    plan: LanePlan
+    source_names: tuple[str, ...]
+    shuffle_seed: int
+    seq_len: int
+    pack: Literal["wrap", "first_fit"]
+    padding_id: int
+    shuffle_buffer_sequences: int
+    flush_every_sequences: int
+
+
+class _Ready(NamedTuple):
+    """A sequence to be taken; ``next_start`` if it is the last of its segment."""
+
+    sequence: Sequence
+    source_digests: tuple[str, ...]
+    next_start: SegmentStart | None
+
+
+class Lane:
+    """The machine. Conserved: chunks planned = arrived + pending; sequences packed = taken + ready + held."""
+
+    def __init__(self, program: LaneProgram, state: LaneState | None = None) -> None:
+        self.program, self.number = program, program.plan.lane
+        sources = len(program.source_names)
+        start = SegmentStart.first(sources) if state is None else state.start
+        self.balance = Balance()
+        self._planned = start.cursor
+        self._pending: deque[tuple[Chunk, Cursor]] = deque()
+        self._ready: deque[_Ready] = deque()
+        self._barren_chunks = 0
+        self._finished = False
+        # The taker's place.
+        self._start, self._delivered, self._digest = start, 0, start.digest
+        self._sequences = 0 if state is None else state.sequences - state.delivered
+        self._source_digests = self._no_digests = self.read_digests = ("",) * sources
+        # The packer's place: at the start of the taker's segment, then running ahead of it.
+        self._tokens, self._packing_digests = list(start.tokens), list(self._no_digests)
+        self._packer: Packer = (
+            Wrap(program.seq_len, program.padding_id, start.carry) if program.pack == "wrap"
+            else FirstFit(program.seq_len, program.padding_id))
+        self._begin_segment(start.segment)
+        if program.plan.next(start.cursor) is None:
+            self._emit(self._packer.finish(), last=True)
+
+    @property
+    def ready(self) -> int:
+        """Sequences that can be taken now."""
+        return len(self._ready)
+
+    @property
+    def pending(self) -> int:
+        """Chunks planned that have not arrived."""
+        return len(self._pending)
+
+    @property
+    def dry(self) -> bool:
+        """A finite stream has been taken whole; from here on ``take`` gives padding."""
+        return self._finished and not self._ready
+
+    def plan_chunk(self) -> Chunk | None:
+        """The next chunk to fetch, or None at the end of a finite stream."""
+        step = self.program.plan.next(self._planned)
+        if step is None:
+            return None
+        chunk, self._planned = step
+        self._pending.append((chunk, self._planned))
+        return chunk
+
+    def arrived(self, tokens: Tokens) -> None:
+        """Take in the tokens of the oldest pending chunk."""
+        chunk, behind = self._pending.popleft()
+        self.balance.add(tokens.balance)
+        self._check_barren(tokens)
+        s = chunk.source
+        self._tokens[s] += len(tokens.ids)
+        self._packing_digests[s] = _hash16(self._packing_digests[s], tokens)
+        rows = self._packer.add(tokens)
+        self._packed += len(rows)
+        self._emit(rows)
+        if not self.program.plan.repeat and self.program.plan.next(behind) is None:
+            self._emit(self._packer.finish(), last=True)
+        elif self._packed >= self.program.flush_every_sequences:
+            self._flush(behind)
+
+    def _emit(self, rows: Rows, last: bool = False) -> None:
+        """Send packed rows through the shuffle buffer; ``last`` empties it and ends the lane."""
+        out = [s for r in range(len(rows)) for s in self._buffer.push(Sequence(rows, r))]
+        if last:
+            out += self._buffer.flush()
+            self._finished = True
+        digests = tuple(self._packing_digests)
+        self._ready.extend(_Ready(s, digests, None) for s in out)
+
+    def _flush(self, behind: Cursor) -> None:
+        self._emit(self._packer.flush())
+        digests = tuple(self._packing_digests)
+        self._ready.extend(_Ready(s, digests, None) for s in self._buffer.flush())
+        # Its chunk packed a row, and a buffer lets one go for every one it takes once full, so
+        # the last sequence of the segment is still here to carry the mark.
+        start = SegmentStart(self._segment + 1, behind, tuple(self._tokens), self._packer.carry, "")
+        self._ready[-1] = self._ready[-1]._replace(next_start=start)
+        self._packing_digests = list(self._no_digests)
+        self._begin_segment(self._segment + 1)
+
+    def _begin_segment(self, segment: int) -> None:
+        self._segment, self._packed = segment, 0
+        self._buffer = ShuffleBuffer(
+            self.program.shuffle_buffer_sequences, keyed.key(self.program.shuffle_seed, "shuffle", self.number, segment))
+
+    def _check_barren(self, tokens: Tokens) -> None:
+        """A repeating lane must not spin for ever on sources without a usable document."""
+        self._barren_chunks = 0 if len(tokens.ids) else self._barren_chunks + 1
+        limit = 64 + 20 * sum(t.num_chunks for t in self.program.plan.tables)
+        if self._barren_chunks > limit and self.program.plan.repeat:
+            raise SourceError(f"lane {self.number} read {limit} chunks of {', '.join(map(repr, self.program.source_names))} "
+                              f"and found no usable document ({self.balance}).")
+
+    def take(self) -> Sequence:
+        """The next sequence; padding if the lane is dry. Call only if ``ready`` or ``dry``."""
+        if self.dry:
+            entry = _Ready(Sequence(padding_row(self.program.seq_len, self.program.padding_id), 0), self._source_digests, None)
+        else:
+            entry = self._ready.popleft()
+        sequence = entry.sequence
+        self._digest = hashlib.sha256(bytes.fromhex(self._digest) + sequence_hash(sequence)).hexdigest()
+        self._sequences += 1
+        self._delivered += 1
+        self._source_digests = self.read_digests = entry.source_digests
+        if entry.next_start is not None:
+            self._start, self._delivered = replace(entry.next_start, digest=self._digest), 0
+            self._source_digests = self._no_digests
+        self.balance.sequences += 1
+        self.balance.tokens_out += sequence.filled
+        self.balance.padded += self.program.seq_len - sequence.filled
+        return sequence
+
+    def state(self) -> LaneState:
+        """Where the taker is."""
+        return LaneState(self.number, self._start, self._delivered, self._sequences, self._digest, self._source_digests)
+
+    def check_replay(self, saved: LaneState) -> None:
+        """After ``saved.delivered`` sequences were replayed: raise unless they are the same ones."""
+        now = self.state()
+        if (now.digest, now.sequences, now.delivered) == (saved.digest, saved.sequences, saved.delivered):
+            return
+        pairs = zip(self.program.source_names, saved.source_digests, self.read_digests, strict=True)
+        changed = [name for name, a, b in pairs if a != b]
+        which = f"the data of source {', '.join(map(repr, changed))} changed" if changed else "their packing or order changed"
+        raise ReplayError(
+            f"lane {self.number}: the {saved.delivered} sequences replayed since segment {saved.start.segment} began are not "
+            f"those the checkpoint was trained on: {which}.\n    checkpoint digest {saved.digest[:16]}\n    replayed digest   "
+            f"{now.digest[:16]}\nRestore the data as it was, or start a new stream with "
+            "--checkpoint.exclude_from_loading dataloader.")
+
+
+def sequence_hash(sequence: Sequence) -> bytes:
+    """SHA-256 of a sequence: inputs, labels and positions as little-endian int32."""
+    rows, r = sequence
+    h = hashlib.sha256(rows.inputs[r])
+    h.update(rows.labels[r])
+    h.update(rows.positions[r])
+    return h.digest()
+
+
+def _hash16(before: str, tokens: Tokens) -> str:
+    h = hashlib.blake2b(before.encode(), digest_size=8)
+    h.update(tokens.ids)
+    h.update(tokens.offsets)
+    return h.hexdigest()

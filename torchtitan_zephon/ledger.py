@@ -1,0 +1,94 @@
+"""The batch ledger: the SHA-256 of every global batch, the same for every rank count.
+
+What flows in: the sequences each lane gave in a step. Each process appends a line a lane and step
+to a file of its own (no rank waits for another). What flows out: ``read_ledger`` joins the files:
+the hash of a step is the hash over its lanes' hashes in lane order. A step seen twice (tensor-
+parallel peers, a stretch run again after a restart) must agree with itself, or reading fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import ZephonError
+from .lane import Lane, sequence_hash
+from .plan.layout import Layout
+from .records import Sequence
+
+
+class LedgerWriter:
+    """Appends to ``<folder>/dp<rank>-of-<degree>.<host>.<pid>.jsonl``; a line is flushed at once."""
+
+    def __init__(self, folder: str, layout: Layout, source_names: tuple[str, ...]) -> None:
+        self._names, self._lanes = source_names, layout.lanes
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        name = f"dp{layout.dp_rank}-of-{layout.dp_degree}.{socket.gethostname()}.{os.getpid()}.jsonl"
+        self._file = open(Path(folder) / name, "a", encoding="utf-8", buffering=1)
+
+    def lane(self, step: int, lane: Lane, sequences: list[Sequence]) -> None:
+        """Write the line of one lane and step."""
+        h = hashlib.sha256()
+        for sequence in sequences:
+            h.update(sequence_hash(sequence))
+        digests = {n: d for n, d in zip(self._names, lane.read_digests, strict=True) if d}
+        self._file.write(json.dumps({"step": step, "lane": lane.number, "lanes": self._lanes, "sha256": h.hexdigest(),
+                                     "sources": digests}) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRecord:
+    """One lane's part of a step. ``sources``: digest of the tokens read from each in this segment."""
+
+    sha256: str
+    sources: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One global batch; ``lanes`` in lane order."""
+
+    sha256: str
+    lanes: tuple[LaneRecord, ...]
+
+
+def read_ledger(folder: str | Path) -> dict[int, StepRecord]:
+    """The complete steps in the ledger at ``folder``, by step. Raises ``ZephonError``.
+
+    A step that some lane did not write (a run that was killed) is left out.
+    """
+    files = sorted(Path(folder).glob("*.jsonl"))
+    if not files:
+        raise ZephonError(f"there is no ledger at {str(folder)!r}; a job writes one to <dump_folder>/ledger with "
+                          "`ledger = true` in its [zephon] table.")
+    steps: dict[int, dict[int, LaneRecord]] = {}
+    expected: set[int] = set()
+    for file in files:
+        for text in file.read_text("utf-8").splitlines():
+            try:
+                line = json.loads(text)
+                step, lane, lanes = line["step"], line["lane"], line["lanes"]
+                record = LaneRecord(line["sha256"], line["sources"])
+            except (ValueError, KeyError):
+                continue  # the last line of a process that was killed while writing
+            expected.add(lanes)
+            before = steps.setdefault(step, {}).setdefault(lane, record)
+            if before.sha256 != record.sha256:
+                raise ZephonError(f"{str(folder)!r}: step {step}, lane {lane} was written twice with different content "
+                                  f"({before.sha256[:16]}, then {record.sha256[:16]} in {file.name}): two processes that should "
+                                  "have been given the same data were not, or two different jobs share the folder.")
+    if len(expected) > 1:
+        raise ZephonError(f"{str(folder)!r} mixes jobs with {' and '.join(map(str, sorted(expected)))} lanes.")
+    count = expected.pop()
+    return {t: _join([lanes[n] for n in range(count)]) for t, lanes in sorted(steps.items()) if len(lanes) == count}
+
+
+def _join(lanes: list[LaneRecord]) -> StepRecord:
+    h = hashlib.sha256()
+    for lane in lanes:
+        h.update(bytes.fromhex(lane.sha256))
+    return StepRecord(h.hexdigest(), tuple(lanes))

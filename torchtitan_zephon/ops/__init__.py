@@ -1,0 +1,1 @@
+"""Records to records, pure: tokenize, pack, shuffle."""

@@ -1,0 +1,201 @@
+"""Documents to rows of exactly ``seq_len`` tokens; the accumulators that decide.
+
+What flows in: ``Tokens`` in order. What flows out: ``Rows``. Inputs are a document's tokens but
+the last, labels its tokens but the first, so nothing is predicted across a border; positions
+restart at 0 with each document and at the start of each row (TorchTitan 0.3.0's text loader).
+
+``Wrap`` cuts the joined stream every ``seq_len`` tokens. No padding, every token used; a document
+may be cut in two. What is left, under one row, is carried: across chunks, flushes, checkpoints.
+``FirstFit`` puts a document into the first open row with room. Documents stay whole (longer ones
+are cut into full rows first) and a flush pads the open rows. Source: first-fit bin packing,
+Johnson 1973; at most 1.7 times the optimum. It is a Python loop over documents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ..records import IGNORE_LABEL, Rows, Tokens
+
+OPEN_ROWS = 64
+"""Rows that ``FirstFit`` keeps open; the fullest is closed and padded to open another."""
+
+
+class Packer(Protocol):
+    """The accumulator contract: ``add`` in order, ``flush`` back to the initial state."""
+
+    carry: Tokens
+
+    def add(self, tokens: Tokens) -> Rows: ...
+    def flush(self) -> Rows: ...
+    def finish(self) -> Rows: ...
+
+
+class Wrap:
+    """Cut every ``seq_len`` tokens. ``carry`` holds the pieces of the unfinished row."""
+
+    def __init__(self, seq_len: int, padding_id: int, carry: Tokens) -> None:
+        self.seq_len, self.padding_id, self.carry = seq_len, padding_id, carry
+
+    def add(self, tokens: Tokens) -> Rows:
+        """All rows that are now full."""
+        joined = _Joined.of(Tokens.join(self.carry, tokens))
+        rows = joined.total // self.seq_len
+        self.carry = joined.rest(rows * self.seq_len)
+        return joined.rows(np.arange(rows, dtype=np.int64) * self.seq_len, self.seq_len, self.seq_len, self.padding_id)
+
+    def flush(self) -> Rows:
+        """Nothing: the carry is part of the state, so that nothing is padded in mid-stream."""
+        return no_rows(self.seq_len)
+
+    def finish(self) -> Rows:
+        """The carry as one padded row; the end of a finite stream."""
+        joined, self.carry = _Joined.of(self.carry), Tokens.empty()
+        starts = np.zeros(int(joined.total > 0), dtype=np.int64)
+        return joined.rows(starts, joined.total, self.seq_len, self.padding_id)
+
+
+class FirstFit:
+    """Whole documents, first open row with room. Carries nothing across a flush."""
+
+    def __init__(self, seq_len: int, padding_id: int) -> None:
+        self.seq_len, self.padding_id, self.carry = seq_len, padding_id, Tokens.empty()
+        self._open: list[_OpenRow] = []
+
+    def add(self, tokens: Tokens) -> Rows:
+        """Rows that are full, or that were closed to make room, in the order of closing."""
+        closed: list[_OpenRow] = []
+        offsets = tokens.offsets.tolist()
+        for d in range(len(offsets) - 1):
+            begin, end = offsets[d], offsets[d + 1] - 1  # the last token is a label only
+            while end - begin > 0:
+                length = min(end - begin, self.seq_len)
+                self._place(_Piece(tokens, d, begin, length), closed)
+                begin += length
+        return self._rows(closed)
+
+    def _place(self, piece: _Piece, closed: list[_OpenRow]) -> None:
+        row = next((r for r in self._open if r.used + piece.length <= self.seq_len), None)
+        if row is None:
+            if len(self._open) == OPEN_ROWS:
+                fullest = max(range(OPEN_ROWS), key=lambda i: self._open[i].used)
+                closed.append(self._open.pop(fullest))
+            row = _OpenRow([], 0)
+            self._open.append(row)
+        row.pieces.append(piece)
+        row.used += piece.length
+        if row.used == self.seq_len:
+            self._open.remove(row)
+            closed.append(row)
+
+    def flush(self) -> Rows:
+        """The open rows, padded, in the order they were opened."""
+        rows, self._open = self._rows(self._open), []
+        return rows
+
+    finish = flush
+
+    def _rows(self, closed: list[_OpenRow]) -> Rows:
+        if not closed:
+            return no_rows(self.seq_len)
+        n, s = len(closed), self.seq_len
+        inputs, labels = np.full((n, s), self.padding_id, np.int32), np.full((n, s), IGNORE_LABEL, np.int32)
+        positions, pieces = np.zeros((n, s), np.int32), []
+        first_piece, filled = np.zeros(n + 1, np.int64), np.zeros(n, np.int64)
+        for r, row in enumerate(closed):
+            at = 0
+            for piece in row.pieces:
+                ids, end = piece.tokens.ids, at + piece.length
+                inputs[r, at:end] = ids[piece.begin : piece.begin + piece.length]
+                labels[r, at:end] = ids[piece.begin + 1 : piece.begin + piece.length + 1]
+                positions[r, at:end] = np.arange(piece.length)
+                pieces.append((at, *piece.tokens.origin[piece.document].tolist()))
+                at = end
+            positions[r, at:] = np.arange(s - at)
+            first_piece[r + 1], filled[r] = len(pieces), at
+        return Rows(inputs, labels, positions, np.array(pieces, np.int64), first_piece, filled)
+
+
+@dataclass(slots=True)
+class _Piece:
+    tokens: Tokens
+    document: int
+    begin: int
+    length: int
+
+
+@dataclass(slots=True, eq=False)
+class _OpenRow:
+    pieces: list[_Piece]
+    used: int
+
+
+@dataclass(slots=True)
+class _Joined:
+    """Documents laid end to end as inputs and labels; ``starts``: int64 [documents], of inputs."""
+
+    tokens: Tokens
+    starts: np.ndarray
+    total: int
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> _Joined:
+        lengths = np.maximum(np.diff(tokens.offsets) - 1, 0)
+        starts = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=starts[1:])
+        return cls(tokens, starts[:-1], int(starts[-1]))
+
+    def rest(self, used: int) -> Tokens:
+        """The documents from input position ``used`` on; the first may be the end of one."""
+        t = self.tokens
+        if used == self.total:
+            return Tokens.empty()
+        d = int(np.searchsorted(self.starts, used, side="right")) - 1
+        begin = int(t.offsets[d]) + used - int(self.starts[d])
+        offsets = t.offsets[d:] - begin
+        offsets[0] = 0
+        return Tokens(t.ids[begin:].copy(), offsets, t.origin[d:])
+
+    def rows(self, row_starts: np.ndarray, filled: int, seq_len: int, padding_id: int) -> Rows:
+        """Rows at ``row_starts``; all are full, except that a single one may have ``filled`` < seq_len."""
+        n, t = len(row_starts), self.tokens
+        if not n:
+            return no_rows(seq_len)
+        size, used = n * seq_len, (n - 1) * seq_len + filled
+        empty = np.diff(t.offsets) == 0
+        is_input, is_label = np.ones(len(t.ids), bool), np.ones(len(t.ids), bool)
+        is_input[t.offsets[1:][~empty] - 1] = False
+        is_label[t.offsets[:-1][~empty]] = False
+        inputs, labels = np.full(size, padding_id, np.int32), np.full(size, IGNORE_LABEL, np.int32)
+        inputs[:used], labels[:used] = t.ids[is_input][:used], t.ids[is_label][:used]
+        # A document of under two tokens has no input; of documents at one start the last is real.
+        begins = np.union1d(self.starts[self.starts < used], row_starts)
+        document = np.searchsorted(self.starts, begins, side="right") - 1
+        marks = np.zeros(size, np.int32)
+        marks[begins] = begins
+        if used < size:
+            marks[used] = used
+        positions = np.arange(size, dtype=np.int32) - np.maximum.accumulate(marks)
+        pieces = np.column_stack([begins % seq_len, t.origin[document]])
+        first_piece = np.searchsorted(begins, np.append(row_starts, size))
+        fill = np.full(n, seq_len, np.int64)
+        fill[-1] = filled
+        shape = (n, seq_len)
+        return Rows(inputs.reshape(shape), labels.reshape(shape), positions.reshape(shape), pieces, first_piece, fill)
+
+
+def no_rows(seq_len: int) -> Rows:
+    """No row."""
+    nothing = np.zeros((0, seq_len), np.int32)
+    return Rows(nothing, nothing, nothing, np.zeros((0, 4), np.int64), np.zeros(1, np.int64), np.zeros(0, np.int64))
+
+
+def padding_row(seq_len: int, padding_id: int) -> Rows:
+    """One row of padding only, for lanes that ran dry before the others."""
+    shape = (1, seq_len)
+    return Rows(np.full(shape, padding_id, np.int32), np.full(shape, IGNORE_LABEL, np.int32),
+                np.arange(seq_len, dtype=np.int32).reshape(shape), np.zeros((0, 4), np.int64),
+                np.zeros(2, np.int64), np.zeros(1, np.int64))

@@ -1,0 +1,149 @@
+"""Texts to token ids, as TorchTitan's stock text loader makes them.
+
+What flows in: the texts of a chunk. What flows out: ``Tokens`` (flat int32 ids with offsets).
+The tokenizer's own post-processor runs; BOS and EOS are added where asked and where the
+post-processor does not add them already, so there is exactly one of each. One call a chunk.
+
+``tokenizers`` spreads a call over a thread pool of its own. Here a worker thread is the unit of
+parallelism, so its pool is turned off for the process unless TOKENIZERS_PARALLELISM is set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import TokenizerError
+from ..records import Texts, Tokens
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSpec:
+    """Everything that decides the ids: the serialised tokenizer, and the ids added around a text."""
+
+    serialized: str
+    add_bos: int | None
+    add_eos: int | None
+    special_tokens_in_text: str = "plain"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Its recipe fields; the content goes in as a hash."""
+        return {"sha256": hashlib.sha256(self.serialized.encode()).hexdigest(), "add_bos": self.add_bos,
+                "add_eos": self.add_eos, "special_tokens_in_text": self.special_tokens_in_text}
+
+
+class Tokenize:
+    """The function stage; stateless after construction and safe in any thread."""
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self.spec = spec
+        self._tokenizer = _tokenizers().Tokenizer.from_str(spec.serialized)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = spec.special_tokens_in_text == "plain"
+
+    def __call__(self, source: int, texts: Texts) -> Tokens:
+        """``Tokens`` of ``texts``, in order."""
+        encodings = self._tokenizer.encode_batch_fast(texts.texts)
+        before = [] if self.spec.add_bos is None else [self.spec.add_bos]
+        after = [] if self.spec.add_eos is None else [self.spec.add_eos]
+        lists = [before + e.ids + after for e in encodings]
+        offsets = np.zeros(len(lists) + 1, dtype=np.int64)
+        np.cumsum([len(ids) for ids in lists], out=offsets[1:])
+        ids = np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=int(offsets[-1]))
+        origin = np.empty((len(lists), 3), dtype=np.int64)
+        origin[:, 0], origin[:, 1], origin[:, 2] = source, texts.shard, texts.records
+        texts.balance.tokens_in = len(ids)
+        texts.balance.last_tokens = int(np.count_nonzero(np.diff(offsets)))
+        return Tokens(ids, offsets, origin, texts.balance)
+
+    def largest_id(self) -> int:
+        """The largest id it can give."""
+        ids = [*self._tokenizer.get_vocab(with_added_tokens=True).values()]
+        return max([*ids, *(i for i in (self.spec.add_bos, self.spec.add_eos) if i is not None)])
+
+    @property
+    def padding_id(self) -> int:
+        """The id that fills padded positions; their labels are -100."""
+        return self.spec.add_eos if self.spec.add_eos is not None else 0
+
+
+def load_tokenizer(path: str, *, add_bos: bool = True, add_eos: bool = True, special_tokens_in_text: str = "plain") -> TokenizerSpec:
+    """The tokenizer in a folder (``tokenizer.json``, ``tokenizer_config.json``), a file, or on the hub.
+
+    ``path`` is a folder, a ``tokenizer.json`` file, or the name of a repository on the Hugging Face
+    hub (downloaded by ``tokenizers``). BOS and EOS are those of ``tokenizer_config.json``. Raises
+    ``TokenizerError``.
+    """
+    place = Path(path).expanduser()
+    config_file = (place if place.is_dir() else place.parent) / "tokenizer_config.json"
+    try:
+        if place.is_dir():
+            tokenizer = _tokenizers().Tokenizer.from_file(str(place / "tokenizer.json"))
+        elif place.is_file():
+            tokenizer = _tokenizers().Tokenizer.from_file(str(place))
+        else:
+            tokenizer = _tokenizers().Tokenizer.from_pretrained(path)
+    except Exception as error:
+        raise TokenizerError(f"tokenizer {path!r} cannot be loaded: {error}. Give a folder with tokenizer.json, that "
+                             "file itself, or the name of a hub repository that this machine can reach.") from None
+    config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
+    return spec_of(tokenizer, config, add_bos=add_bos, add_eos=add_eos, special_tokens_in_text=special_tokens_in_text)
+
+
+_CONFIG_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+def spec_of(tokenizer: tokenizers.Tokenizer, config: dict[str, Any], *, add_bos: bool, add_eos: bool,
+            special_tokens_in_text: str = "plain") -> TokenizerSpec:
+    """The spec of a loaded tokenizer and its parsed ``tokenizer_config.json``."""
+    for key in _CONFIG_TOKENS:
+        if (token := _token(config, key)) is not None:
+            tokenizer.add_special_tokens([token])
+    bos, eos = (
+        None if (token := _token(config, key)) is None else tokenizer.token_to_id(token) for key in ("bos_token", "eos_token"))
+    return make_spec(tokenizer, bos, eos, add_bos=add_bos, add_eos=add_eos, special_tokens_in_text=special_tokens_in_text)
+
+
+def make_spec(tokenizer: tokenizers.Tokenizer, bos: int | None, eos: int | None, *, add_bos: bool, add_eos: bool,
+              special_tokens_in_text: str) -> TokenizerSpec:
+    """Add BOS and EOS where asked, unless the tokenizer's post-processor does so itself."""
+    own = tokenizer.encode("").ids
+    return TokenizerSpec(
+        tokenizer.to_str(),
+        bos if add_bos and bos not in own else None,
+        eos if add_eos and eos not in own else None,
+        special_tokens_in_text,
+    )
+
+
+def check_vocabulary(tokenize: Tokenize, vocab_size: int) -> None:
+    """Raise ``TokenizerError`` if the tokenizer can give an id that the model has no row for."""
+    if (largest := tokenize.largest_id()) >= vocab_size:
+        raise TokenizerError(
+            f"the tokenizer gives ids up to {largest}, but the model's vocabulary has {vocab_size} entries (ids 0 to "
+            f"{vocab_size - 1}). Use the model's own tokenizer (model.hf_assets_path) or a model flavour with a "
+            "larger vocabulary.")
+
+
+def _token(config: dict[str, Any], key: str) -> str | None:
+    value = config.get(key)
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _tokenizers() -> Any:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import tokenizers
+
+    return tokenizers

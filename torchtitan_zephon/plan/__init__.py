@@ -1,0 +1,1 @@
+"""Integers to integers, pure: which chunk is read when, by which lane, on which rank."""

@@ -1,0 +1,77 @@
+"""Which part of each global batch a rank feeds: lanes to ranks, sequences to local batches.
+
+Global batch t is lane-major: index i = lane * (B/L) + j. Rank r of D feeds [r * B/D, (r+1) * B/D)
+and owns lanes [r * L/D, (r+1) * L/D). The checks here run before any model is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Lanes L, global batch size B, dp degree D, dp rank and local batch size b, in sequences."""
+
+    lanes: int
+    global_batch_size: int
+    dp_degree: int = 1
+    dp_rank: int = 0
+    local_batch_size: int
+
+    def __post_init__(self) -> None:
+        lanes, batch, degree, local = self.lanes, self.global_batch_size, self.dp_degree, self.local_batch_size
+        for name in ("lanes", "global_batch_size", "dp_degree", "local_batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)} must be 1 or more." + (
+                    " TorchTitan's -1 grows with the number of GPUs, which would make the batch "
+                    "depend on them." if name == "global_batch_size" else ""))
+        if not 0 <= self.dp_rank < degree:
+            raise ConfigError(f"dp_rank = {self.dp_rank} is not below dp_degree = {degree}.")
+        if lanes % degree:
+            raise ConfigError(
+                f"lanes = {lanes} cannot be shared out evenly over {degree} data-parallel ranks "
+                f"(lanes % dp_degree must be 0). With {lanes} lanes use {_near_divisors(lanes, degree)} "
+                f"ranks; for a new run on {degree} ranks use {_near_multiples(degree, lanes)} lanes.")
+        if batch % lanes:
+            raise ConfigError(
+                f"global_batch_size = {batch} cannot be taken evenly from {lanes} lanes "
+                f"(global_batch_size % lanes must be 0). Use a global batch of "
+                f"{_near_multiples(lanes, batch)}, or for a new run {_near_divisors(batch, lanes)} lanes.")
+        if (batch // degree) % local:
+            raise ConfigError(
+                f"local_batch_size = {local} does not divide a rank's share of the global batch, "
+                f"{batch} / {degree} = {batch // degree} sequences. Use a local batch of "
+                f"{_near_divisors(batch // degree, local)}; it changes memory and speed, never the stream.")
+
+    @property
+    def own_lanes(self) -> range:
+        """The lanes this rank runs."""
+        share = self.lanes // self.dp_degree
+        return range(self.dp_rank * share, (self.dp_rank + 1) * share)
+
+    @property
+    def lane_sequences(self) -> int:
+        """Sequences a step takes from every lane, B / L."""
+        return self.global_batch_size // self.lanes
+
+    @property
+    def local_batches(self) -> int:
+        """Local batches a rank feeds in one step, B / D / b."""
+        return self.global_batch_size // self.dp_degree // self.local_batch_size
+
+
+def _near_divisors(n: int, wish: int) -> str:
+    divisors = [d for d in range(1, n + 1) if n % d == 0]
+    return _either([d for d in divisors if d < wish][-1:] + [d for d in divisors if d > wish][:1])
+
+
+def _near_multiples(n: int, wish: int) -> str:
+    lower = wish // n * n
+    return _either([m for m in (lower, lower + n) if m > 0])
+
+
+def _either(numbers: list[int]) -> str:
+    return " or ".join(map(str, numbers))

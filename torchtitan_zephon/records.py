@@ -1,0 +1,154 @@
+"""The nouns that travel: documents' tokens, packed rows, sequences, batches, and the balance.
+
+Data travels in columns: a chunk's tokens are one flat integer array with offsets. Text travels
+as Python strings between parser and tokenizer only, because both speak nothing else (measured:
+parsing to ``str`` costs the same as to an Arrow column, and the tokenizer wants ``str``).
+Provenance rides along as integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+IGNORE_LABEL = -100
+"""Label of a position that is not trained on, as in PyTorch's cross entropy."""
+
+
+@dataclass(slots=True)
+class Balance:
+    """What went in and what came out. After a finite pass both lines of ``check`` hold."""
+
+    records: int = 0
+    empty: int = 0
+    filtered: int = 0
+    documents: int = 0
+    tokens_in: int = 0
+    last_tokens: int = 0
+    tokens_out: int = 0
+    padded: int = 0
+    sequences: int = 0
+
+    def add(self, other: Balance) -> None:
+        """Add ``other`` to this balance, field by field."""
+        for f in fields(self):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+
+    @property
+    def tokens_held(self) -> int:
+        """Tokens packed into no delivered sequence yet: carry, open bins, shuffle buffer, prefetch."""
+        return self.tokens_in - self.last_tokens - self.tokens_out
+
+    def __str__(self) -> str:
+        return (
+            f"{self.records:,} records read = {self.documents:,} documents + {self.empty:,} empty + "
+            f"{self.filtered:,} filtered; {self.tokens_in:,} tokens in = {self.tokens_out:,} trained on + "
+            f"{self.last_tokens:,} last tokens (labels only) + {self.tokens_held:,} not delivered; "
+            f"{self.padded:,} positions padded in {self.sequences:,} sequences")
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Documents of one chunk before tokenising. ``records``: place of each in its shard, int64 [n]."""
+
+    texts: list[str]
+    records: np.ndarray
+    shard: int
+    balance: Balance
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokenised documents, or pieces of documents.
+
+    ids: int32 [tokens]. offsets: int64 [documents + 1]. origin: int64 [documents, 3], columns
+    source, shard, record (byte offset of the line, or row number of the file).
+    """
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    origin: np.ndarray
+    balance: Balance = field(default_factory=Balance)
+
+    @classmethod
+    def empty(cls) -> Tokens:
+        """No document."""
+        return cls(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros((0, 3), np.int64))
+
+    @classmethod
+    def join(cls, first: Tokens, second: Tokens) -> Tokens:
+        """The documents of ``first``, then those of ``second``; the balance is the second's."""
+        if not len(first.origin):
+            return second
+        return cls(
+            np.concatenate([first.ids, second.ids]),
+            np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]]),
+            np.concatenate([first.origin, second.origin]),
+            second.balance,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Packed rows: inputs, labels, positions, each int32 [rows, seq_len].
+
+    pieces: int64 [pieces, 4]: first column of the row that the piece fills, source, shard, record.
+    first_piece: int64 [rows + 1], the pieces of each row. filled: int64 [rows], positions that are
+    not padding.
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    positions: np.ndarray
+    pieces: np.ndarray
+    first_piece: np.ndarray
+    filled: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+class Sequence(NamedTuple):
+    """One packed row of exactly ``seq_len`` tokens: a reference into ``Rows``."""
+
+    rows: Rows
+    row: int
+
+    @property
+    def filled(self) -> int:
+        """Positions that are not padding."""
+        return int(self.rows.filled[self.row])
+
+    @property
+    def pieces(self) -> np.ndarray:
+        """Where its documents came from: int64 [pieces, 4], see ``Rows``."""
+        return self.rows.pieces[self.rows.first_piece[self.row] : self.rows.first_piece[self.row + 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One local batch: input, labels, positions, each int64 [local batch, seq_len].
+
+    Labels are the next token inside the document, or -100; positions restart with each document
+    and at the start of a row. ``sequences`` gives provenance. ``step`` counts from 1.
+    """
+
+    input: np.ndarray
+    labels: np.ndarray
+    positions: np.ndarray
+    sequences: list[Sequence]
+    step: int
+
+    @classmethod
+    def of(cls, sequences: list[Sequence], step: int) -> Batch:
+        """Copy ``sequences`` into one batch."""
+        def column(name: str) -> np.ndarray:
+            return np.stack([getattr(s.rows, name)[s.row] for s in sequences]).astype(np.int64)
+
+        return cls(column("inputs"), column("labels"), column("positions"), sequences, step)
+
+
+Record = dict[str, Any]
+"""A record as a user's ``map`` and ``filter`` functions see it."""

@@ -1,0 +1,279 @@
+"""The stream of one rank: its lanes, a pool of workers, and credit that bounds memory.
+
+What flows in: a program, a layout, run settings. What flows out: the local batches of this rank,
+step by step, and the state of its lanes at every step's end. The thread that asks for a batch
+also packs it; workers read and tokenise ahead. Credit: chunk bytes in work or waiting, at most
+``prefetch_bytes``, but one chunk a lane always, or a huge line could never be read.
+Owner of everything here: the thread that iterates.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from ..config import RunSettings
+from ..errors import ConfigError, StateError
+from ..lane import Lane
+from ..ledger import LedgerWriter
+from ..plan.layout import Layout
+from ..program import Program
+from ..records import Balance, Batch, Sequence, Tokens
+from ..state import (
+    NO_DIGEST, LaneState, SegmentStart, StreamState, check_recipe, decode_lane, decode_stream, encode_lane, encode_stream,
+    recipe_hash)
+from .pool import Pool
+
+
+class RankStream:
+    """An iterator over local batches with ``state_dict`` and ``load_state_dict``.
+
+    Reading goes on where it stands: ``iter`` makes no new stream. After the end of a finite
+    stream the next ``iter`` begins again.
+    """
+
+    def __init__(self, program: Program, layout: Layout, settings: RunSettings) -> None:
+        self.program, self.layout, self.settings = program, layout, settings
+        self._tokens_per_mib: tuple[int, ...] | None = None
+        self._saved: dict[int, LaneState] = {}
+        self._lanes: dict[int, Lane] = {}
+        self._work: dict[int, deque[tuple[Future[Tokens], int]]] = {}
+        self._bytes_out = 0
+        self._step = 0
+        self._batches: deque[Batch] = deque()
+        self._last_step: int | None = None
+        self._ended = False
+        self._failure: BaseException | None = None
+        self._pool: Pool | None = None
+        self._ledger = LedgerWriter(settings.ledger, layout, program.names) if settings.ledger else None
+
+    # ---- reading
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._ended:
+            self._reset()
+        while (batch := self._next()) is not None:
+            yield batch
+        self._ended = True
+
+    def _next(self) -> Batch | None:
+        if self._failure is not None:  # going on behind a failure would leave a gap
+            raise self._failure
+        try:
+            if not self._lanes:
+                self._start()
+            if not self._batches:
+                if self._step == self._last_step:
+                    return None
+                self._read_step()
+        except BaseException as error:
+            self._failure = error
+            self._drop()
+            raise
+        return self._batches.popleft()
+
+    def _read_step(self) -> None:
+        """Take one step's sequences from every lane and cut them into local batches."""
+        sequences: list[Sequence] = []
+        step = self._step + 1
+        for lane in self._lanes.values():
+            taken = [self._take(lane) for _ in range(self.layout.lane_sequences)]
+            sequences += taken
+            if self._ledger:
+                self._ledger.lane(step, lane, taken)
+        self._fetch_ahead()
+        size = self.layout.local_batch_size
+        self._batches.extend(Batch.of(sequences[i : i + size], step) for i in range(0, len(sequences), size))
+        self._step = step
+
+    def _take(self, lane: Lane) -> Sequence:
+        while not lane.ready and not lane.dry:
+            if not self._work[lane.number]:
+                self._fetch(lane)
+            future, num_bytes = self._work[lane.number].popleft()
+            lane.arrived(future.result())
+            self._bytes_out -= num_bytes
+            self._fetch_ahead()
+        return lane.take()
+
+    # ---- fetching
+
+    def _fetch(self, lane: Lane) -> bool:
+        chunk = lane.plan_chunk()
+        if chunk is None:
+            return False
+        assert self._pool is not None
+        self._bytes_out += chunk.num_bytes
+        self._work[lane.number].append((self._pool.submit(self.program.work, chunk), chunk.num_bytes))
+        return True
+
+    def _fetch_ahead(self) -> None:
+        """Keep a chunk of every lane in work, and two calls a worker queued, as far as the credit goes."""
+        depth = max(1, -(-2 * self.settings.workers // len(self._lanes)))
+        for level in range(depth):
+            for lane in self._lanes.values():
+                waiting = len(self._work[lane.number])
+                if waiting <= level and (not waiting or self._bytes_out < self.settings.prefetch_bytes):
+                    self._fetch(lane)
+
+    # ---- beginning, restoring, ending
+
+    def _start(self) -> None:
+        """Build the lanes where the state says, replay to where the trainer was, compare digests."""
+        if self._tokens_per_mib is None:
+            self._tokens_per_mib = self.program.measure()
+        self._pool = Pool(self.settings.workers)
+        weakref.finalize(self, self._pool.close)
+        numbers = self.layout.own_lanes
+        self._lanes = {n: Lane(self.program.lane(n, self._tokens_per_mib), self._saved.get(n)) for n in numbers}
+        self._work = {n: deque() for n in numbers}
+        self._bytes_out = 0
+        self._fetch_ahead()
+        self._replay()
+        if not self.program.recipe.repeat:
+            self._last_step = self._count_steps()
+
+    def _replay(self) -> None:
+        """Read again what the trainer took of the segments at hand, all lanes in step, and compare."""
+        for i in range(max((s.delivered for s in self._saved.values()), default=0)):
+            for n, saved in self._saved.items():
+                if i < saved.delivered:
+                    self._take(self._lanes[n])
+        for n, saved in self._saved.items():
+            self._lanes[n].check_replay(saved)
+        self._saved = {}
+
+    def _count_steps(self) -> int:
+        """Steps of a finite stream: until the lane with most sequences is dry, on every rank alike."""
+        assert self._tokens_per_mib is not None
+        most = max(count_sequences(self.program, self._tokens_per_mib, self.settings.workers))
+        return -(-most // self.layout.lane_sequences)
+
+    def _reset(self) -> None:
+        self._drop()
+        self._saved, self._step, self._last_step, self._ended = {}, 0, None, False
+
+    def close(self) -> None:
+        """End the workers. Reading or saving afterwards is an error; ``load_state_dict`` opens it again."""
+        self._failure = ConfigError("this stream was closed.")
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+        self._pool, self._lanes, self._work = None, {}, {}
+        self._batches.clear()
+
+    @property
+    def step(self) -> int:
+        """Steps whose last local batch was handed out, or is being handed out."""
+        return self._step
+
+    @property
+    def balance(self) -> Balance:
+        """What this rank's lanes read and gave since the stream was started or restored."""
+        total = Balance()
+        for lane in self._lanes.values():
+            total.add(lane.balance)
+        return total
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """``{"stream": bytes, "lane": {"00007": bytes, ...}}`` for the lanes of this rank.
+
+        Raises ``StateError`` in the middle of a step: the global batch is all or nothing.
+        """
+        if self._failure is not None:
+            raise StateError(f"no checkpoint can be made of a stream that has ended with an error: {self._failure}")
+        if self._batches:
+            done = self.layout.local_batches - len(self._batches)
+            raise StateError(
+                f"a checkpoint was asked for in the middle of step {self._step}: {done} of its {self.layout.local_batches} local "
+                "batches were handed out. Save after the last one, when the step is complete.")
+        stream = StreamState(self.program.identity, self._tokens_per_mib, self.layout.global_batch_size, self._step)
+        return {"stream": encode_stream(stream),
+                "lane": {lane_key(n): encode_lane(self._lane_state(n)) for n in self.layout.own_lanes}}
+
+    def _lane_state(self, n: int) -> LaneState:
+        if n in self._lanes:
+            return self._lanes[n].state()
+        sources = len(self.program.names)
+        return self._saved.get(n) or LaneState(n, SegmentStart.first(sources), 0, 0, NO_DIGEST, ("",) * sources)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to the place in ``state``. Raises ``StateError``, ``RecipeChangedError``.
+
+        The data is replayed and compared when the next batch is asked for.
+        """
+        stream, lanes = self._decode(state)
+        self._drop()
+        self._ended, self._last_step, self._failure = False, None, None
+        self._saved, self._step, self._tokens_per_mib = lanes, stream.step, stream.tokens_per_mib
+
+    def _decode(self, state: Mapping[str, Any]) -> tuple[StreamState, dict[int, LaneState]]:
+        """Everything that can be wrong with a state, found before anything here changes."""
+        if "stream" not in state or not isinstance(state.get("lane"), Mapping):
+            raise StateError(f"the checkpoint's loader state has no stream and lanes (it has: {', '.join(map(repr, state)) or 'nothing'}), "
+                             "so it was not made by torchtitan_zephon. To train on with a new stream: "
+                             "--checkpoint.exclude_from_loading dataloader.")
+        stream = decode_stream(state["stream"])
+        check_recipe(stream.recipe, self.program.identity)
+        if stream.global_batch_size != self.layout.global_batch_size:
+            raise StateError(f"the checkpoint was made with global_batch_size = {stream.global_batch_size}, this job has "
+                             f"{self.layout.global_batch_size}. Set it back to continue the same global batches.")
+        lanes: dict[int, LaneState] = {}
+        for n in self.layout.own_lanes:
+            if lane_key(n) not in state["lane"]:
+                raise StateError(f"the checkpoint holds no state of lane {n}, which this rank owns; it was saved incompletely. "
+                                 "Load an older step (--checkpoint.load_step N).")
+            lanes[n] = decode_lane(state["lane"][lane_key(n)], n, len(self.program.names))
+            expected = stream.step * self.layout.lane_sequences
+            if lanes[n].sequences != expected:
+                raise StateError(f"lane {n} stands at sequence {lanes[n].sequences}, but step {stream.step} ends at {expected}: the "
+                                 "parts of this checkpoint are of different steps. Load another step (--checkpoint.load_step N).")
+        return stream, lanes
+
+
+def lane_key(lane: int) -> str:
+    """The checkpoint key of a lane."""
+    return f"{lane:05d}"
+
+
+_counted: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+
+
+def count_sequences(program: Program, tokens_per_mib: tuple[int, ...], workers: int) -> list[int]:
+    """Sequences of every lane in one pass of a finite stream.
+
+    Ranks must agree on the last step without asking each other, so each reads and tokenises the
+    whole source once; kept for the life of the process (a validation set is passed many times).
+    """
+    if program.recipe.repeat:
+        raise ConfigError("a repeating stream has no last step.")
+    key = (recipe_hash(program.identity), tokens_per_mib)
+    if key not in _counted:
+        pool = Pool(workers)
+        try:
+            _counted[key] = [_count_lane(Lane(program.lane(n, tokens_per_mib)), program, pool, 2 * workers)
+                             for n in range(program.recipe.lanes)]
+        finally:
+            pool.close()
+    return _counted[key]
+
+
+def _count_lane(lane: Lane, program: Program, pool: Pool, depth: int) -> int:
+    work: deque[Future[Tokens]] = deque()
+    count = 0
+    while True:
+        while len(work) < depth and (chunk := lane.plan_chunk()) is not None:
+            work.append(pool.submit(program.work, chunk))
+        if not work:
+            return count + lane.ready
+        lane.arrived(work.popleft().result())
+        while lane.ready:
+            lane.take()
+            count += 1

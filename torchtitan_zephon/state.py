@@ -1,0 +1,213 @@
+"""The only schema of the checkpoint: canonical JSON bytes, readable by eye, never unpickled.
+
+What flows in and out: ``StreamState`` (one for the job) and ``LaneState`` (one a lane), each as
+bytes. A checkpoint names a place in the stream and holds none of it, except the carry: the
+under one row of tokens that ``wrap`` keeps across a flush, at 4 bytes a token. Size: a few
+hundred bytes a lane plus the carry, however long the run.
+
+A value that is damaged, foreign or of a newer format is refused by name. ``merge`` and
+``split`` are not needed: a lane's state is the same bytes whichever rank saves it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import RecipeChangedError, StateError
+from .plan.cursor import Cursor
+from .records import Tokens
+
+FORMAT = 1
+"""Version of these schemas. A newer one is refused; an older one must stay readable or be refused."""
+
+NO_DIGEST = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStart:
+    """Where a segment begins: all that decides the rest of the lane.
+
+    ``tokens``: tokens taken from each source so far. ``carry``: what the packer holds. ``digest``:
+    hash over every sequence delivered before.
+    """
+
+    segment: int
+    cursor: Cursor
+    tokens: tuple[int, ...]
+    carry: Tokens
+    digest: str
+
+    @classmethod
+    def first(cls, num_sources: int) -> SegmentStart:
+        """The beginning of the stream."""
+        return cls(0, Cursor.start(num_sources), (0,) * num_sources, Tokens.empty(), NO_DIGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """Where the trainer is in one lane: ``delivered`` sequences behind ``start``.
+
+    ``sequences``: delivered since step 0. ``digest``: hash over all of them.
+    ``source_digests``: one a source, over the tokens read from it in this segment.
+    """
+
+    lane: int
+    start: SegmentStart
+    delivered: int
+    sequences: int
+    digest: str
+    source_digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """What all lanes share. ``tokens_per_mib``: measured once, then kept; None before that."""
+
+    recipe: dict[str, Any]
+    tokens_per_mib: tuple[int, ...] | None
+    global_batch_size: int
+    step: int
+
+
+def encode_lane(state: LaneState) -> bytes:
+    """The bytes of one lane's state."""
+    start = state.start
+    return _seal({
+        "lane": state.lane, "segment": start.segment, "runs": start.cursor.runs, "chunks": start.cursor.chunks,
+        "scheduled_tokens": start.cursor.scheduled_tokens, "tokens": start.tokens, "carry": _pack_tokens(start.carry),
+        "segment_digest": start.digest, "delivered": state.delivered, "sequences": state.sequences,
+        "digest": state.digest, "source_digests": state.source_digests,
+    })
+
+
+_LANE_FIELDS: dict[str, type] = {
+    "lane": int, "segment": int, "runs": list, "chunks": list, "scheduled_tokens": list, "tokens": list, "carry": dict,
+    "segment_digest": str, "delivered": int, "sequences": int, "digest": str, "source_digests": list}
+
+
+def decode_lane(data: object, lane: int, num_sources: int) -> LaneState:
+    """The state of ``lane``. Raises ``StateError``."""
+    where = f"the state of lane {lane}"
+    value = _open(data, _LANE_FIELDS, where)
+    if value["lane"] != lane:
+        raise StateError(f"{where} says it belongs to lane {value['lane']}; the checkpoint was put together wrongly.")
+    columns = [tuple(value[k]) for k in ("runs", "chunks", "scheduled_tokens", "tokens", "source_digests")]
+    if any(len(c) != num_sources for c in columns):
+        raise StateError(f"{where} is for another number of sources than the recipe's {num_sources}.")
+    runs, chunks, scheduled, tokens, source_digests = columns
+    start = SegmentStart(value["segment"], Cursor(runs, chunks, scheduled), tokens,
+                         _unpack_tokens(value["carry"], where), value["segment_digest"])
+    return LaneState(lane, start, value["delivered"], value["sequences"], value["digest"], source_digests)
+
+
+def encode_stream(state: StreamState) -> bytes:
+    """The bytes of what all lanes share."""
+    return _seal({
+        "recipe": state.recipe, "recipe_sha256": recipe_hash(state.recipe),
+        "tokens_per_mib": None if state.tokens_per_mib is None else list(state.tokens_per_mib),
+        "global_batch_size": state.global_batch_size, "step": state.step})
+
+
+def decode_stream(data: object) -> StreamState:
+    """The shared state. Raises ``StateError``."""
+    fields: dict[str, type] = {"recipe": dict, "recipe_sha256": str, "tokens_per_mib": object,
+                               "global_batch_size": int, "step": int}
+    value = _open(data, fields, "the loader state")
+    measured = value["tokens_per_mib"]
+    return StreamState(value["recipe"], None if measured is None else tuple(measured),
+                       value["global_batch_size"], value["step"])
+
+
+def recipe_hash(recipe: Mapping[str, Any]) -> str:
+    """SHA-256 of the recipe's canonical JSON."""
+    return hashlib.sha256(_canonical(recipe)).hexdigest()
+
+
+def check_recipe(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raise ``RecipeChangedError``, listing each changed field, unless the recipes are equal."""
+    old, new = _flat(saved), _flat(json.loads(_canonical(current)))
+    absent = "(absent)"
+    changes = [f"{name}: {old.get(name, absent)} -> {new.get(name, absent)}"
+               for name in sorted(old.keys() | new.keys()) if old.get(name, absent) != new.get(name, absent)]
+    if not changes:
+        return
+    shown = changes[:12] + ([f"and {len(changes) - 12} more"] if len(changes) > 12 else [])
+    raise RecipeChangedError(
+        "the checkpoint was made with another recipe, so its place in the stream means nothing in this one "
+        "(field: checkpoint -> now):\n    " + "\n    ".join(shown) + "\nPut these back to continue the same stream; "
+        "or start a new stream with the trained weights: --checkpoint.exclude_from_loading dataloader.", changes)
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, str]:
+    if isinstance(value, Mapping) and value:
+        return {k: v for name, inner in value.items() for k, v in _flat(inner, f"{prefix}.{name}" if prefix else str(name)).items()}
+    return {prefix: json.dumps(value)}
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _check(value: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(_canonical(value), digest_size=8).hexdigest()
+
+
+def _seal(value: dict[str, Any]) -> bytes:
+    value = {"format": FORMAT, **value}
+    return _canonical({**value, "check": _check(value)})
+
+
+def _open(data: object, fields: dict[str, type], where: str) -> dict[str, Any]:
+    """Parse sealed bytes and check format, fields, types and the check sum."""
+    damaged = (f"{where} in the checkpoint is damaged: %s. Load an older step (--checkpoint.load_step N), or start a "
+               "new stream with --checkpoint.exclude_from_loading dataloader.")
+    if not isinstance(data, (bytes, bytearray)):
+        raise StateError(f"{where} is a {type(data).__name__}, not bytes: this checkpoint was not made by torchtitan_zephon. "
+                         "To train on with a new stream: --checkpoint.exclude_from_loading dataloader.")
+    try:
+        value = json.loads(bytes(data))
+        if not isinstance(value, dict):
+            raise ValueError("not an object")
+    except ValueError:
+        raise StateError(damaged % f"it is not JSON (its {len(data)} bytes begin {bytes(data[:16])!r})") from None
+    if type(value.get("format")) is int and value["format"] > FORMAT:
+        raise StateError(f"{where} has format {value['format']}; this version of torchtitan_zephon reads formats up to "
+                         f"{FORMAT}. Install the version that wrote it, or a newer one.")
+    expected: dict[str, type] = {"format": int, **fields, "check": str}
+    for name, kind in expected.items():
+        if name not in value:
+            raise StateError(damaged % f"field {name!r} is missing")
+        if not isinstance(value[name], kind):
+            raise StateError(damaged % f"field {name!r} is a {type(value[name]).__name__}, not {kind.__name__}")
+    if unknown := sorted(value.keys() - expected.keys()):
+        raise StateError(damaged % f"unknown field {unknown[0]!r}")
+    if value.pop("check") != _check(value):
+        raise StateError(damaged % "its check sum does not match its content")
+    return value
+
+
+def _pack_tokens(tokens: Tokens) -> dict[str, Any]:
+    """Ids at 3 bytes each in base64, which is 4 bytes a token; vocabularies end far below 2**24."""
+    raw = tokens.ids.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
+    return {"ids": base64.b64encode(raw).decode(), "offsets": tokens.offsets.tolist(), "origin": tokens.origin.tolist()}
+
+
+def _unpack_tokens(value: dict[str, Any], where: str) -> Tokens:
+    try:
+        raw = np.frombuffer(base64.b64decode(value["ids"], validate=True), np.uint8).reshape(-1, 3)
+        ids = np.zeros((len(raw), 4), np.uint8)
+        ids[:, :3] = raw
+        offsets = np.array(value["offsets"], np.int64)
+        origin = np.array(value["origin"], np.int64).reshape(-1, 3)
+        if offsets[-1] != len(raw) or len(offsets) != len(origin) + 1:
+            raise ValueError
+        return Tokens(ids.view("<u4").reshape(-1).astype(np.int32), offsets, origin)
+    except (KeyError, ValueError, IndexError, TypeError):
+        raise StateError(f"{where} in the checkpoint is damaged: its carry cannot be read.") from None
