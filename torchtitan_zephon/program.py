@@ -31,6 +31,8 @@ STREAM_FORMAT = 1
 """Version of the order itself: golden hashes change only together with it."""
 LISTED_SHARDS = 4096
 
+_measured: dict[str, tuple[int, ...]] = {}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
@@ -61,10 +63,13 @@ class Program:
     def measure(self) -> tuple[int, ...]:
         """Tokens a MiB of chunk, one a source, from evenly spaced chunks of ``estimate_bytes`` in all.
 
-        Deterministic, so every rank finds the same. Raises ``SourceError`` for a source whose
-        sample has no usable document.
+        Deterministic, so every rank finds the same; kept for the life of the process. Raises
+        ``SourceError`` for a source whose sample has no usable document.
         """
-        return tuple(self._measure(s) for s in range(len(self.sources)))
+        key = recipe_hash(self.identity)
+        if key not in _measured:
+            _measured[key] = tuple(self._measure(s) for s in range(len(self.sources)))
+        return _measured[key]
 
     def _measure(self, s: int) -> int:
         table = self.tables[s]

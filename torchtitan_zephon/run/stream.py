@@ -58,6 +58,8 @@ class RankStream:
         while (batch := self._next()) is not None:
             yield batch
         self._ended = True
+        assert self._pool is not None
+        self._pool.close()
 
     def _next(self) -> Batch | None:
         if self._failure is not None:  # going on behind a failure would leave a gap
