@@ -46,33 +46,52 @@ class Recipe:
 
     sources: dict[str, SourceConfig] = setting({}, "The mixture: one table a source.")
     lanes: int = setting(
-        32, "Independent streams; the data-parallel degree must divide it. Choose it once: the "
-        "largest number of data-parallel ranks you may ever use.", low=1, high=65536)
+        32,
+        "Independent streams; the data-parallel degree must divide it. Choose it once: the "
+        "largest number of data-parallel ranks you may ever use.",
+        low=1,
+        high=65536,
+    )
     seed: int = setting(0, "Seed of every random choice.", low=0, high=2**63 - 1)
     pack: Literal["wrap", "first_fit"] = setting(
-        "wrap", "`wrap` cuts the token stream at seq_len, never pads; `first_fit` keeps documents "
-        "whole where they fit and pads the rest.")
+        "wrap",
+        "`wrap` cuts the token stream at seq_len, never pads; `first_fit` keeps documents "
+        "whole where they fit and pads the rest.",
+    )
     shuffle_chunks: bool = setting(True, "Read the chunks of a source in a new order each epoch.")
     shuffle_records: bool = setting(True, "Permute the records inside each chunk.")
     shuffle_buffer_sequences: int = setting(
-        512, "Size of a lane's shuffle buffer in sequences; 0 turns it off.", low=0, high=2**20)
+        512, "Size of a lane's shuffle buffer in sequences; 0 turns it off.", low=0, high=2**20
+    )
     shuffle_seed: int | None = setting(
-        None, "Seed of the shuffle buffer; the same as `seed` if not given.", low=0, high=2**63 - 1)
+        None, "Seed of the shuffle buffer; the same as `seed` if not given.", low=0, high=2**63 - 1
+    )
     flush_every_sequences: int = setting(
-        256, "A lane empties its buffers after this many packed sequences. A restore replays up "
-        "to one such stretch a lane.", low=1, high=2**30)
+        256,
+        "A lane empties its buffers after this many packed sequences. A restore replays up to one such stretch a lane.",
+        low=1,
+        high=2**30,
+    )
     chunk_bytes: int = setting(
-        256 * 1024, "Target size of a chunk, the unit of planning and reading; smaller sources "
-        "get smaller chunks.", low=4096, high=2**30)
+        256 * 1024,
+        "Target size of a chunk, the unit of planning and reading; smaller sources get smaller chunks.",
+        low=4096,
+        high=2**30,
+    )
     estimate_bytes: int = setting(
-        512 * 1024, "Bytes of each source that are tokenised once, when the stream begins, to measure its "
-        "tokens per byte.", low=1, high=2**32)
+        512 * 1024,
+        "Bytes of each source that are tokenised once, when the stream begins, to measure its tokens per byte.",
+        low=1,
+        high=2**32,
+    )
     repeat: bool = setting(True, "Go through the sources for ever, or exactly once.")
     add_bos: bool = setting(True, "Begin every document with the tokenizer's BOS token, if it has one.")
     add_eos: bool = setting(True, "End every document with the tokenizer's EOS token, if it has one.")
     special_tokens_in_text: Literal["plain", "parse"] = setting(
-        "plain", "Text that spells a special token is ordinary text (`plain`), or becomes the "
-        "token (`parse`, TorchTitan's stock behaviour).")
+        "plain",
+        "Text that spells a special token is ordinary text (`plain`), or becomes the "
+        "token (`parse`, TorchTitan's stock behaviour).",
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self, "recipe")
@@ -83,13 +102,14 @@ class Recipe:
 class RunSettings:
     """Speed and reporting. None of these can change a byte of the stream, hence not recipe."""
 
-    workers: int = setting(
-        2, "Threads a rank that read and tokenise. Results are put back in order.", low=1, high=1024)
+    workers: int = setting(2, "Threads a rank that read and tokenise. Results are put back in order.", low=1, high=1024)
     prefetch_bytes: int = setting(
-        256 * 2**20, "Ceiling on the chunk bytes a rank has in work or waiting. A lane may always "
-        "have one chunk, whatever its size.", low=1)
-    ledger: str | None = setting(
-        None, "Folder for the batch ledger: SHA-256 of every global batch. None writes none.")
+        256 * 2**20,
+        "Ceiling on the chunk bytes a rank has in work or waiting. A lane may always "
+        "have one chunk, whatever its size.",
+        low=1,
+    )
+    ledger: str | None = setting(None, "Folder for the batch ledger: SHA-256 of every global batch. None writes none.")
 
     def __post_init__(self) -> None:
         check_ranges(self, "run settings")
@@ -114,7 +134,8 @@ def check_weights(weights: Mapping[str, float]) -> None:
             raise ConfigError(
                 f"mixture: the weight of source {name!r} is {weight!r}; a weight is a finite number "
                 "above 0 (a share of tokens; they need not add up to 1). To leave a source out, "
-                "remove it.")
+                "remove it."
+            )
 
 
 def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
@@ -143,8 +164,9 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
         return value
     if origin is Literal:
         if value not in args:
-            raise ConfigError(f"{where} = {value!r}: not one of {', '.join(map(repr, args))}. "
-                              f"{nearest(str(value), map(str, args))}")
+            raise ConfigError(
+                f"{where} = {value!r}: not one of {', '.join(map(repr, args))}. {nearest(str(value), map(str, args))}"
+            )
         return value
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
@@ -190,7 +212,8 @@ def anchor_paths(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         return dict(table)
     anchored = {
         name: {**source, "path": _anchor(source["path"], folder)}
-        if isinstance(source, Mapping) and isinstance(source.get("path"), str) and source["path"] else source
+        if isinstance(source, Mapping) and isinstance(source.get("path"), str) and source["path"]
+        else source
         for name, source in sources.items()
     }
     return {**table, "sources": anchored}

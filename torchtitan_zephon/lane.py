@@ -24,7 +24,7 @@ from .plan import keyed
 from .plan.chunking import Chunk
 from .plan.cursor import Cursor, LanePlan
 from .records import Balance, Rows, Sequence, Tokens
-from .state import LaneState, SegmentStart
+from .state import NEW_STREAM, LaneState, SegmentStart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +69,10 @@ class Lane:
         # The packer's place: at the start of the taker's segment, then running ahead of it.
         self._tokens, self._packing_digests = list(start.tokens), list(self._no_digests)
         self._packer: Packer = (
-            Wrap(program.seq_len, program.padding_id, start.carry) if program.pack == "wrap"
-            else FirstFit(program.seq_len, program.padding_id))
+            Wrap(program.seq_len, program.padding_id, start.carry)
+            if program.pack == "wrap"
+            else FirstFit(program.seq_len, program.padding_id)
+        )
         self._begin_segment(start.segment)
         if program.plan.next(start.cursor) is None:
             self._emit(self._packer.finish(), last=True)
@@ -138,20 +140,25 @@ class Lane:
     def _begin_segment(self, segment: int) -> None:
         self._segment, self._packed = segment, 0
         self._buffer = ShuffleBuffer(
-            self.program.shuffle_buffer_sequences, keyed.key(self.program.shuffle_seed, "shuffle", self.number, segment))
+            self.program.shuffle_buffer_sequences, keyed.key(self.program.shuffle_seed, "shuffle", self.number, segment)
+        )
 
     def _check_barren(self, tokens: Tokens) -> None:
         """A repeating lane must not spin for ever on sources without a usable document."""
         self._barren_chunks = 0 if len(tokens.ids) else self._barren_chunks + 1
         limit = 64 + 20 * sum(t.num_chunks for t in self.program.plan.tables)
         if self._barren_chunks > limit and self.program.plan.repeat:
-            raise SourceError(f"lane {self.number} read {limit} chunks of {', '.join(map(repr, self.program.source_names))} "
-                              f"and found no usable document ({self.balance}).")
+            raise SourceError(
+                f"lane {self.number} read {limit} chunks of {', '.join(map(repr, self.program.source_names))} "
+                f"and found no usable document ({self.balance})."
+            )
 
     def take(self) -> Sequence:
         """The next sequence; padding if the lane is dry. Call only if ``ready`` or ``dry``."""
         if self.dry:
-            entry = _Ready(Sequence(padding_row(self.program.seq_len, self.program.padding_id), 0), self._source_digests, None)
+            entry = _Ready(
+                Sequence(padding_row(self.program.seq_len, self.program.padding_id), 0), self._source_digests, None
+            )
         else:
             entry = self._ready.popleft()
         sequence = entry.sequence
@@ -178,25 +185,30 @@ class Lane:
             return
         pairs = zip(self.program.source_names, saved.source_digests, self.read_digests, strict=True)
         changed = [name for name, a, b in pairs if a != b]
-        which = f"the data of source {', '.join(map(repr, changed))} changed" if changed else "their packing or order changed"
+        which = (
+            f"the data of source {', '.join(map(repr, changed))} changed"
+            if changed
+            else "their packing or order changed"
+        )
         raise ReplayError(
-            f"lane {self.number}: the {saved.delivered} sequences replayed since segment {saved.start.segment} began are not "
-            f"those the checkpoint was trained on: {which}.\n    checkpoint digest {saved.digest[:16]}\n    replayed digest   "
-            f"{now.digest[:16]}\nRestore the data as it was, or start a new stream with "
-            "--checkpoint.exclude_from_loading dataloader.")
+            f"lane {self.number}: the {saved.delivered} sequences replayed since segment {saved.start.segment} began "
+            f"are not those the checkpoint was trained on: {which}.\n"
+            f"    checkpoint digest {saved.digest[:16]}\n    replayed digest   {now.digest[:16]}\n"
+            f"Restore the data as it was. {NEW_STREAM}"
+        )
 
 
 def sequence_hash(sequence: Sequence) -> bytes:
     """SHA-256 of a sequence: inputs, labels and positions as little-endian int32."""
     rows, r = sequence
-    h = hashlib.sha256(rows.inputs[r])
-    h.update(rows.labels[r])
-    h.update(rows.positions[r])
+    h = hashlib.sha256(rows.inputs[r].data)
+    h.update(rows.labels[r].data)
+    h.update(rows.positions[r].data)
     return h.digest()
 
 
 def _hash16(before: str, tokens: Tokens) -> str:
     h = hashlib.blake2b(before.encode(), digest_size=8)
-    h.update(tokens.ids)
-    h.update(tokens.offsets)
+    h.update(tokens.ids.data)
+    h.update(tokens.offsets.data)
     return h.hexdigest()

@@ -36,8 +36,12 @@ class LedgerWriter:
         for sequence in sequences:
             h.update(sequence_hash(sequence))
         digests = {n: d for n, d in zip(self._names, lane.read_digests, strict=True) if d}
-        self._file.write(json.dumps({"step": step, "lane": lane.number, "lanes": self._lanes, "sha256": h.hexdigest(),
-                                     "sources": digests}) + "\n")
+        self._file.write(
+            json.dumps(
+                {"step": step, "lane": lane.number, "lanes": self._lanes, "sha256": h.hexdigest(), "sources": digests}
+            )
+            + "\n"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,10 @@ def read_ledger(folder: str | Path) -> dict[int, StepRecord]:
     """
     files = sorted(Path(folder).glob("*.jsonl"))
     if not files:
-        raise ZephonError(f"there is no ledger at {str(folder)!r}; a job writes one to <dump_folder>/ledger with "
-                          "`ledger = true` in its [zephon] table.")
+        raise ZephonError(
+            f"there is no ledger at {str(folder)!r}; a job writes one to <dump_folder>/ledger with "
+            "`ledger = true` in its [zephon] table."
+        )
     steps: dict[int, dict[int, LaneRecord]] = {}
     expected: set[int] = set()
     for file in files:
@@ -78,9 +84,11 @@ def read_ledger(folder: str | Path) -> dict[int, StepRecord]:
             expected.add(lanes)
             before = steps.setdefault(step, {}).setdefault(lane, record)
             if before.sha256 != record.sha256:
-                raise ZephonError(f"{str(folder)!r}: step {step}, lane {lane} was written twice with different content "
-                                  f"({before.sha256[:16]}, then {record.sha256[:16]} in {file.name}): two processes that should "
-                                  "have been given the same data were not, or two different jobs share the folder.")
+                raise ZephonError(
+                    f"{str(folder)!r}: step {step}, lane {lane} was written twice with different content "
+                    f"({before.sha256[:16]}, then {record.sha256[:16]} in {file.name}): two processes that should "
+                    "have been given the same data were not, or two different jobs share the folder."
+                )
     if len(expected) > 1:
         raise ZephonError(f"{str(folder)!r} mixes jobs with {' and '.join(map(str, sorted(expected)))} lanes.")
     count = expected.pop()

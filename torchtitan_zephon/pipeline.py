@@ -65,8 +65,10 @@ class StaticMixtureWorkSource:
             raise ConfigError(f"two datasets are named {doubled[0]!r}; a name identifies a source.")
         for name in self.mixture:
             if name not in names:
-                raise ConfigError(f"mixture: the weight {self.mixture[name]!r} names {name!r}, which is no dataset. "
-                                  f"{nearest(name, names)}")
+                raise ConfigError(
+                    f"mixture: the weight {self.mixture[name]!r} names {name!r}, which is no dataset. "
+                    f"{nearest(name, names)}"
+                )
         if missing := [n for n in names if n not in self.mixture]:
             raise ConfigError(f"mixture: dataset {missing[0]!r} has no weight; give it one, or leave the dataset out.")
 
@@ -74,9 +76,15 @@ class StaticMixtureWorkSource:
         """The part of the recipe that is said here; stages and options add the rest."""
         return Recipe(
             sources={d.name: SourceConfig(path=d.path, weight=self.mixture[d.name]) for d in self.datasets},
-            lanes=1, seed=self.seed, repeat=self.repeat, shuffle_chunks=self.shuffle_chunks, chunk_bytes=self.chunk_bytes,
-            shuffle_records=self.shuffle_records, estimate_bytes=self.token_estimation.sample_bytes,
-            shuffle_buffer_sequences=0)
+            lanes=1,
+            seed=self.seed,
+            repeat=self.repeat,
+            shuffle_chunks=self.shuffle_chunks,
+            chunk_bytes=self.chunk_bytes,
+            shuffle_records=self.shuffle_records,
+            estimate_bytes=self.token_estimation.sample_bytes,
+            shuffle_buffer_sequences=0,
+        )
 
 
 class Pipeline:
@@ -108,13 +116,27 @@ class Pipeline:
         """Keep the records for which ``function`` is true; the others are counted as filtered."""
         return self._with(_functions=(*self._functions, Function("filter", function, identity or _identity(function))))
 
-    def tokenize(self, *, tokenizer_id: str, field: str = "text", parallelism: int = 2, add_bos: bool = True,
-                 add_eos: bool = True, special_tokens_in_text: Literal["plain", "parse"] = "plain") -> Pipeline:
+    def tokenize(
+        self,
+        *,
+        tokenizer_id: str,
+        field: str = "text",
+        parallelism: int = 2,
+        add_bos: bool = True,
+        add_eos: bool = True,
+        special_tokens_in_text: Literal["plain", "parse"] = "plain",
+    ) -> Pipeline:
         """Tokenise ``field`` with the tokenizer in a folder, a file or on the hub, on ``parallelism`` threads."""
         recipe = replace(
-            self._recipe, add_bos=add_bos, add_eos=add_eos, special_tokens_in_text=special_tokens_in_text,
-            sources={n: replace(s, field=field) for n, s in self._recipe.sources.items()})
-        return self._with(_recipe=recipe, _tokenizer_id=str(tokenizer_id), _settings=replace(self._settings, workers=parallelism))
+            self._recipe,
+            add_bos=add_bos,
+            add_eos=add_eos,
+            special_tokens_in_text=special_tokens_in_text,
+            sources={n: replace(s, field=field) for n, s in self._recipe.sources.items()},
+        )
+        return self._with(
+            _recipe=recipe, _tokenizer_id=str(tokenizer_id), _settings=replace(self._settings, workers=parallelism)
+        )
 
     def pack_flat(self, *, max_length: int, algorithm: Literal["wrap", "first_fit"] = "wrap") -> Pipeline:
         """Pack into sequences of exactly ``max_length`` tokens."""
@@ -130,15 +152,24 @@ class Pipeline:
         """Hand out local batches of ``microbatch_size`` sequences."""
         return self._with(_local_batch_size=microbatch_size)
 
-    def options(self, *, lanes: int | None = None, global_batch_size: int | None = None, flush_every_sequences: int | None = None,
-                workers: int | None = None, prefetch_bytes: int | None = None, ledger: str | None = None) -> Pipeline:
+    def options(
+        self,
+        *,
+        lanes: int | None = None,
+        global_batch_size: int | None = None,
+        flush_every_sequences: int | None = None,
+        workers: int | None = None,
+        prefetch_bytes: int | None = None,
+        ledger: str | None = None,
+    ) -> Pipeline:
         """The stream's shape (first three), then speed and reporting. What is None stays as it was."""
         stream = {"lanes": lanes, "flush_every_sequences": flush_every_sequences}
         run = {"workers": workers, "prefetch_bytes": prefetch_bytes, "ledger": ledger}
         return self._with(
             _recipe=replace(self._recipe, **{k: v for k, v in stream.items() if v is not None}),  # type: ignore[arg-type]
             _settings=replace(self._settings, **{k: v for k, v in run.items() if v is not None}),  # type: ignore[arg-type]
-            _global_batch_size=self._global_batch_size if global_batch_size is None else global_batch_size)
+            _global_batch_size=self._global_batch_size if global_batch_size is None else global_batch_size,
+        )
 
     # ---- use
 
@@ -147,8 +178,12 @@ class Pipeline:
         local = self._stage("batch", "_local_batch_size") if local_batch_size is None else local_batch_size
         lanes = self._recipe.lanes
         layout = Layout(
-            lanes=lanes, global_batch_size=lanes * local if self._global_batch_size is None else self._global_batch_size,
-            dp_degree=dp_degree, dp_rank=dp_rank, local_batch_size=local)
+            lanes=lanes,
+            global_batch_size=lanes * local if self._global_batch_size is None else self._global_batch_size,
+            dp_degree=dp_degree,
+            dp_rank=dp_rank,
+            local_batch_size=local,
+        )
         return RankStream(self._compiled(), layout, self._settings)
 
     def explain(self) -> str:
@@ -178,16 +213,23 @@ class Pipeline:
     def _compiled(self) -> Program:
         if self._program is None:
             tokenizer = load_tokenizer(
-                self._stage("tokenize", "_tokenizer_id"), add_bos=self._recipe.add_bos, add_eos=self._recipe.add_eos,
-                special_tokens_in_text=self._recipe.special_tokens_in_text)
-            self._program = compile_program(self._recipe, self._stage("pack_flat", "_seq_len"), tokenizer, self._functions)
+                self._stage("tokenize", "_tokenizer_id"),
+                add_bos=self._recipe.add_bos,
+                add_eos=self._recipe.add_eos,
+                special_tokens_in_text=self._recipe.special_tokens_in_text,
+            )
+            self._program = compile_program(
+                self._recipe, self._stage("pack_flat", "_seq_len"), tokenizer, self._functions
+            )
         return self._program
 
     def _stage(self, stage: str, attribute: str) -> Any:
         value = getattr(self, attribute)
         if value is None:
-            raise ConfigError(f"the pipeline has no {stage} stage; a complete one is "
-                              "Pipeline(source).tokenize(...).pack_flat(...).shuffle(...).batch(...), shuffle being optional.")
+            raise ConfigError(
+                f"the pipeline has no {stage} stage; a complete one is "
+                "Pipeline(source).tokenize(...).pack_flat(...).shuffle(...).batch(...), shuffle being optional."
+            )
         return value
 
     def _with(self, **changes: Any) -> Pipeline:
@@ -201,6 +243,8 @@ def _identity(function: Callable[..., Any]) -> str:
     try:
         text = inspect.getsource(function)
     except (OSError, TypeError):
-        raise ConfigError(f"the source text of {name} cannot be found, so a changed function would go unnoticed at a resume. "
-                          "Name it: map(function, identity=\"strip-v1\").") from None
+        raise ConfigError(
+            f"the source text of {name} cannot be found, so a changed function would go unnoticed at a resume. "
+            'Name it: map(function, identity="strip-v1").'
+        ) from None
     return f"{name} {hashlib.sha256(text.encode()).hexdigest()[:16]}"

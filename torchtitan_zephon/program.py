@@ -57,7 +57,7 @@ class Program:
         tokens = self.tokenize(chunk.source, source.texts(chunk, self.functions))
         if not self.recipe.shuffle_records or len(tokens.origin) < 2:
             return tokens
-        key = keyed.key(self.recipe.seed, "records", source.name, chunk.epoch, chunk.index)
+        key = keyed.key(self.recipe.seed, "records", source.name, chunk.epoch, chunk.number)
         return _reorder(tokens, keyed.permutation(key, len(tokens.origin)))
 
     def measure(self) -> tuple[int, ...]:
@@ -80,8 +80,10 @@ class Program:
             tokens += len(self.work(chunk).ids)
             num_bytes += chunk.num_bytes
         if not tokens:
-            raise SourceError(f"source {self.names[s]!r}: no usable document in a sample of {chunks} chunks "
-                              f"({num_bytes:,} bytes): every text is empty or filtered out.")
+            raise SourceError(
+                f"source {self.names[s]!r}: no usable document in a sample of {chunks} chunks "
+                f"({num_bytes:,} bytes): every text is empty or filtered out."
+            )
         return max(1, (tokens << 20) // num_bytes)
 
     def lane(self, lane: int, tokens_per_mib: Seq[int]) -> LaneProgram:
@@ -89,67 +91,119 @@ class Program:
         r = self.recipe
         typical = [max(1, t.typical_chunk_bytes * m >> 20) for t, m in zip(self.tables, tokens_per_mib, strict=True)]
         plan = LanePlan(
-            lane=lane, lanes=r.lanes, tables=self.tables,
+            lane=lane,
+            lanes=r.lanes,
+            tables=self.tables,
             order_keys=order_keys(r.seed, self.names) if r.shuffle_chunks else None,
             tokens_per_mib=tuple(tokens_per_mib),
-            mixture=Mixture(integer_weights({n: r.sources[n].weight for n in self.names}),
-                            lane_phases(r.seed, self.names, typical, lane, r.lanes)),
-            repeat=r.repeat)
+            mixture=Mixture(
+                integer_weights({n: r.sources[n].weight for n in self.names}),
+                lane_phases(r.seed, self.names, typical, lane, r.lanes),
+            ),
+            repeat=r.repeat,
+        )
         return LaneProgram(
-            plan=plan, source_names=self.names, shuffle_seed=_shuffle_seed(r), seq_len=self.seq_len, pack=r.pack,
-            padding_id=self.tokenize.padding_id, shuffle_buffer_sequences=r.shuffle_buffer_sequences,
-            flush_every_sequences=r.flush_every_sequences)
+            plan=plan,
+            source_names=self.names,
+            shuffle_seed=_shuffle_seed(r),
+            seq_len=self.seq_len,
+            pack=r.pack,
+            padding_id=self.tokenize.padding_id,
+            shuffle_buffer_sequences=r.shuffle_buffer_sequences,
+            flush_every_sequences=r.flush_every_sequences,
+        )
 
     def explain(self) -> str:
         """The compiled plan in words and numbers."""
         r = self.recipe
         total = sum(s.weight for s in r.sources.values())
-        lines = [f"stream format {STREAM_FORMAT}, {r.lanes} lanes, seed {r.seed}, {'repeating' if r.repeat else 'one pass'}"]
+        lines = [
+            f"stream format {STREAM_FORMAT}, {r.lanes} lanes, seed {r.seed}, {'repeating' if r.repeat else 'one pass'}"
+        ]
         for source, table in zip(self.sources, self.tables, strict=True):
             manifest = source.reader.manifest
+            num_bytes = sum(s.num_bytes for s in manifest.shards)
             lines.append(
-                f"  source {source.name!r}: {r.sources[source.name].weight / total:.1%} of tokens; {len(manifest.shards)} "
-                f"{manifest.format} shards, {sum(s.num_bytes for s in manifest.shards):,} bytes; {table.num_chunks:,} chunks of "
-                f"{table.typical_chunk_bytes:,} bytes, {table.num_chunks / r.lanes:.1f} a lane and epoch")
+                f"  source {source.name!r}: {r.sources[source.name].weight / total:.1%} of tokens; "
+                f"{len(manifest.shards)} {manifest.format} shards, {num_bytes:,} bytes; {table.num_chunks:,} chunks "
+                f"of {table.typical_chunk_bytes:,} bytes, {table.num_chunks / r.lanes:.1f} a lane and epoch"
+            )
         lines += [f"  {f.kind} {f.identity}" for f in self.functions]
         spec = self.tokenize.spec
         lines += [
-            f"  tokenize field {', '.join(sorted({repr(s.field) for s in self.sources}))}: largest id {self.tokenize.largest_id()}, "
-            f"bos {spec.add_bos}, eos {spec.add_eos}, special tokens in text {spec.special_tokens_in_text}",
+            f"  tokenize field {', '.join(sorted({repr(s.field) for s in self.sources}))}: largest id "
+            f"{self.tokenize.largest_id()}, bos {spec.add_bos}, eos {spec.add_eos}, special tokens in text "
+            f"{spec.special_tokens_in_text}",
             f"  pack {r.pack} to {self.seq_len} tokens; flush every {r.flush_every_sequences} sequences a lane",
-            f"  shuffle: chunks {r.shuffle_chunks}, records {r.shuffle_records}, buffer {r.shuffle_buffer_sequences} sequences"]
+            f"  shuffle: chunks {r.shuffle_chunks}, records {r.shuffle_records}, buffer "
+            f"{r.shuffle_buffer_sequences} sequences",
+        ]
         return "\n".join(lines)
 
 
-def compile_program(recipe: Recipe, seq_len: int, tokenizer: TokenizerSpec, functions: tuple[Function, ...] = ()) -> Program:
+def compile_program(
+    recipe: Recipe, seq_len: int, tokenizer: TokenizerSpec, functions: tuple[Function, ...] = ()
+) -> Program:
     """Open and cut every source. Raises ``ConfigError``, ``SourceError``, ``TokenizerError``."""
     if seq_len < 2:
         raise ConfigError(f"seq_len = {seq_len} must be 2 or more.")
     if not recipe.sources:
-        raise ConfigError("the recipe names no source; add a table for each, such as\n"
-                          "    [zephon.sources.wiki]\n    path = \"data/wiki\"\n    weight = 1.0")
+        raise ConfigError(
+            "the recipe names no source; add a table for each, such as\n"
+            '    [zephon.sources.wiki]\n    path = "data/wiki"\n    weight = 1.0'
+        )
     sources = tuple(open_source(n, recipe.sources[n].path, recipe.sources[n].field) for n in sorted(recipe.sources))
     tables = tuple(cut(i, s.reader.pieces(), recipe.chunk_bytes, recipe.lanes) for i, s in enumerate(sources))
     identity = _identity(recipe, seq_len, sources, tokenizer, functions)
-    return Program(recipe=recipe, seq_len=seq_len, sources=sources, tables=tables, tokenize=Tokenize(tokenizer),
-                   functions=functions, identity=identity)
+    return Program(
+        recipe=recipe,
+        seq_len=seq_len,
+        sources=sources,
+        tables=tables,
+        tokenize=Tokenize(tokenizer),
+        functions=functions,
+        identity=identity,
+    )
 
 
-def _identity(recipe: Recipe, seq_len: int, sources: tuple[Source, ...], tokenizer: TokenizerSpec,
-              functions: tuple[Function, ...]) -> dict[str, Any]:
+def _identity(
+    recipe: Recipe, seq_len: int, sources: tuple[Source, ...], tokenizer: TokenizerSpec, functions: tuple[Function, ...]
+) -> dict[str, Any]:
     """The recipe as plain values. Absent on purpose: roots (content counts, not place), workers,
     prefetch, ledger (speed and reporting), dp degree and local batch (who reads, not what)."""
     weights = integer_weights({s.name: recipe.sources[s.name].weight for s in sources})
-    plain = {name: getattr(recipe, name) for name in (
-        "lanes", "seed", "pack", "estimate_bytes", "shuffle_chunks", "shuffle_records", "shuffle_buffer_sequences", "flush_every_sequences",
-        "chunk_bytes", "repeat")}
+    plain = {
+        name: getattr(recipe, name)
+        for name in (
+            "lanes",
+            "seed",
+            "pack",
+            "estimate_bytes",
+            "shuffle_chunks",
+            "shuffle_records",
+            "shuffle_buffer_sequences",
+            "flush_every_sequences",
+            "chunk_bytes",
+            "repeat",
+        )
+    }
     return {
-        "stream_format": STREAM_FORMAT, "seq_len": seq_len, **plain, "shuffle_seed": _shuffle_seed(recipe), "tokenizer": tokenizer.identity,
+        "stream_format": STREAM_FORMAT,
+        "seq_len": seq_len,
+        **plain,
+        "shuffle_seed": _shuffle_seed(recipe),
+        "tokenizer": tokenizer.identity,
         "functions": [f"{f.kind} {f.identity}" for f in functions],
         "sources": {
-            s.name: {"field": s.field, "format": s.reader.manifest.format, "weight": weight / 2**32,
-                     "shards": _shards(s.reader.manifest)}
-            for s, weight in zip(sources, weights, strict=True)}}
+            s.name: {
+                "field": s.field,
+                "format": s.reader.manifest.format,
+                "weight": weight / 2**32,
+                "shards": _shards(s.reader.manifest),
+            }
+            for s, weight in zip(sources, weights, strict=True)
+        },
+    }
 
 
 def _shuffle_seed(recipe: Recipe) -> int:

@@ -46,7 +46,8 @@ class Balance:
             f"{self.records:,} records read = {self.documents:,} documents + {self.empty:,} empty + "
             f"{self.filtered:,} filtered; {self.tokens_in:,} tokens in = {self.tokens_out:,} trained on + "
             f"{self.last_tokens:,} last tokens (labels only) + {self.tokens_held:,} not delivered; "
-            f"{self.padded:,} positions padded in {self.sequences:,} sequences")
+            f"{self.padded:,} positions padded in {self.sequences:,} sequences"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ class Batch:
     @classmethod
     def of(cls, sequences: list[Sequence], step: int) -> Batch:
         """Copy ``sequences`` into one batch."""
+
         def column(name: str) -> np.ndarray:
             return np.stack([getattr(s.rows, name)[s.row] for s in sequences]).astype(np.int64)
 

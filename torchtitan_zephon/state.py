@@ -29,6 +29,9 @@ FORMAT = 1
 
 NO_DIGEST = "0" * 64
 
+NEW_STREAM = "To train on with a new stream: --checkpoint.exclude_from_loading dataloader."
+OLDER_STEP = "Load an older step (--checkpoint.load_step N)."
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentStart:
@@ -79,17 +82,38 @@ class StreamState:
 def encode_lane(state: LaneState) -> bytes:
     """The bytes of one lane's state."""
     start = state.start
-    return _seal({
-        "lane": state.lane, "segment": start.segment, "runs": start.cursor.runs, "chunks": start.cursor.chunks,
-        "scheduled_tokens": start.cursor.scheduled_tokens, "tokens": start.tokens, "carry": _pack_tokens(start.carry),
-        "segment_digest": start.digest, "delivered": state.delivered, "sequences": state.sequences,
-        "digest": state.digest, "source_digests": state.source_digests,
-    })
+    return _seal(
+        {
+            "lane": state.lane,
+            "segment": start.segment,
+            "runs": start.cursor.runs,
+            "chunks": start.cursor.chunks,
+            "scheduled_tokens": start.cursor.scheduled_tokens,
+            "tokens": start.tokens,
+            "carry": _pack_tokens(start.carry),
+            "segment_digest": start.digest,
+            "delivered": state.delivered,
+            "sequences": state.sequences,
+            "digest": state.digest,
+            "source_digests": state.source_digests,
+        }
+    )
 
 
 _LANE_FIELDS: dict[str, type] = {
-    "lane": int, "segment": int, "runs": list, "chunks": list, "scheduled_tokens": list, "tokens": list, "carry": dict,
-    "segment_digest": str, "delivered": int, "sequences": int, "digest": str, "source_digests": list}
+    "lane": int,
+    "segment": int,
+    "runs": list,
+    "chunks": list,
+    "scheduled_tokens": list,
+    "tokens": list,
+    "carry": dict,
+    "segment_digest": str,
+    "delivered": int,
+    "sequences": int,
+    "digest": str,
+    "source_digests": list,
+}
 
 
 def decode_lane(data: object, lane: int, num_sources: int) -> LaneState:
@@ -102,27 +126,43 @@ def decode_lane(data: object, lane: int, num_sources: int) -> LaneState:
     if any(len(c) != num_sources for c in columns):
         raise StateError(f"{where} is for another number of sources than the recipe's {num_sources}.")
     runs, chunks, scheduled, tokens, source_digests = columns
-    start = SegmentStart(value["segment"], Cursor(runs, chunks, scheduled), tokens,
-                         _unpack_tokens(value["carry"], where), value["segment_digest"])
+    start = SegmentStart(
+        value["segment"],
+        Cursor(runs, chunks, scheduled),
+        tokens,
+        _unpack_tokens(value["carry"], where),
+        value["segment_digest"],
+    )
     return LaneState(lane, start, value["delivered"], value["sequences"], value["digest"], source_digests)
 
 
 def encode_stream(state: StreamState) -> bytes:
     """The bytes of what all lanes share."""
-    return _seal({
-        "recipe": state.recipe, "recipe_sha256": recipe_hash(state.recipe),
-        "tokens_per_mib": None if state.tokens_per_mib is None else list(state.tokens_per_mib),
-        "global_batch_size": state.global_batch_size, "step": state.step})
+    return _seal(
+        {
+            "recipe": state.recipe,
+            "recipe_sha256": recipe_hash(state.recipe),
+            "tokens_per_mib": None if state.tokens_per_mib is None else list(state.tokens_per_mib),
+            "global_batch_size": state.global_batch_size,
+            "step": state.step,
+        }
+    )
 
 
 def decode_stream(data: object) -> StreamState:
     """The shared state. Raises ``StateError``."""
-    fields: dict[str, type] = {"recipe": dict, "recipe_sha256": str, "tokens_per_mib": object,
-                               "global_batch_size": int, "step": int}
+    fields: dict[str, type] = {
+        "recipe": dict,
+        "recipe_sha256": str,
+        "tokens_per_mib": object,
+        "global_batch_size": int,
+        "step": int,
+    }
     value = _open(data, fields, "the loader state")
     measured = value["tokens_per_mib"]
-    return StreamState(value["recipe"], None if measured is None else tuple(measured),
-                       value["global_batch_size"], value["step"])
+    return StreamState(
+        value["recipe"], None if measured is None else tuple(measured), value["global_batch_size"], value["step"]
+    )
 
 
 def recipe_hash(recipe: Mapping[str, Any]) -> str:
@@ -134,20 +174,30 @@ def check_recipe(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raise ``RecipeChangedError``, listing each changed field, unless the recipes are equal."""
     old, new = _flat(saved), _flat(json.loads(_canonical(current)))
     absent = "(absent)"
-    changes = [f"{name}: {old.get(name, absent)} -> {new.get(name, absent)}"
-               for name in sorted(old.keys() | new.keys()) if old.get(name, absent) != new.get(name, absent)]
+    changes = [
+        f"{name}: {old.get(name, absent)} -> {new.get(name, absent)}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name, absent) != new.get(name, absent)
+    ]
     if not changes:
         return
     shown = changes[:12] + ([f"and {len(changes) - 12} more"] if len(changes) > 12 else [])
     raise RecipeChangedError(
         "the checkpoint was made with another recipe, so its place in the stream means nothing in this one "
-        "(field: checkpoint -> now):\n    " + "\n    ".join(shown) + "\nPut these back to continue the same stream; "
-        "or start a new stream with the trained weights: --checkpoint.exclude_from_loading dataloader.", changes)
+        "(field: checkpoint -> now):\n    "
+        + "\n    ".join(shown)
+        + f"\nPut these back to continue the same stream. {NEW_STREAM}",
+        changes,
+    )
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, str]:
     if isinstance(value, Mapping) and value:
-        return {k: v for name, inner in value.items() for k, v in _flat(inner, f"{prefix}.{name}" if prefix else str(name)).items()}
+        return {
+            k: v
+            for name, inner in value.items()
+            for k, v in _flat(inner, f"{prefix}.{name}" if prefix else str(name)).items()
+        }
     return {prefix: json.dumps(value)}
 
 
@@ -166,11 +216,12 @@ def _seal(value: dict[str, Any]) -> bytes:
 
 def _open(data: object, fields: dict[str, type], where: str) -> dict[str, Any]:
     """Parse sealed bytes and check format, fields, types and the check sum."""
-    damaged = (f"{where} in the checkpoint is damaged: %s. Load an older step (--checkpoint.load_step N), or start a "
-               "new stream with --checkpoint.exclude_from_loading dataloader.")
+    damaged = f"{where} in the checkpoint is damaged: %s. {OLDER_STEP} {NEW_STREAM}"
     if not isinstance(data, (bytes, bytearray)):
-        raise StateError(f"{where} is a {type(data).__name__}, not bytes: this checkpoint was not made by torchtitan_zephon. "
-                         "To train on with a new stream: --checkpoint.exclude_from_loading dataloader.")
+        raise StateError(
+            f"{where} is a {type(data).__name__}, not bytes: this checkpoint was not made by "
+            f"torchtitan_zephon. {NEW_STREAM}"
+        )
     try:
         value = json.loads(bytes(data))
         if not isinstance(value, dict):
@@ -178,8 +229,10 @@ def _open(data: object, fields: dict[str, type], where: str) -> dict[str, Any]:
     except ValueError:
         raise StateError(damaged % f"it is not JSON (its {len(data)} bytes begin {bytes(data[:16])!r})") from None
     if type(value.get("format")) is int and value["format"] > FORMAT:
-        raise StateError(f"{where} has format {value['format']}; this version of torchtitan_zephon reads formats up to "
-                         f"{FORMAT}. Install the version that wrote it, or a newer one.")
+        raise StateError(
+            f"{where} has format {value['format']}; this version of torchtitan_zephon reads formats up to "
+            f"{FORMAT}. Install the version that wrote it, or a newer one."
+        )
     expected: dict[str, type] = {"format": int, **fields, "check": str}
     for name, kind in expected.items():
         if name not in value:

@@ -196,6 +196,11 @@ def no_rows(seq_len: int) -> Rows:
 def padding_row(seq_len: int, padding_id: int) -> Rows:
     """One row of padding only, for lanes that ran dry before the others."""
     shape = (1, seq_len)
-    return Rows(np.full(shape, padding_id, np.int32), np.full(shape, IGNORE_LABEL, np.int32),
-                np.arange(seq_len, dtype=np.int32).reshape(shape), np.zeros((0, 4), np.int64),
-                np.zeros(2, np.int64), np.zeros(1, np.int64))
+    return Rows(
+        np.full(shape, padding_id, np.int32),
+        np.full(shape, IGNORE_LABEL, np.int32),
+        np.arange(seq_len, dtype=np.int32).reshape(shape),
+        np.zeros((0, 4), np.int64),
+        np.zeros(2, np.int64),
+        np.zeros(1, np.int64),
+    )

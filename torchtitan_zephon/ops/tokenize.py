@@ -39,8 +39,12 @@ class TokenizerSpec:
     @property
     def identity(self) -> dict[str, Any]:
         """Its recipe fields; the content goes in as a hash."""
-        return {"sha256": hashlib.sha256(self.serialized.encode()).hexdigest(), "add_bos": self.add_bos,
-                "add_eos": self.add_eos, "special_tokens_in_text": self.special_tokens_in_text}
+        return {
+            "sha256": hashlib.sha256(self.serialized.encode()).hexdigest(),
+            "add_bos": self.add_bos,
+            "add_eos": self.add_eos,
+            "special_tokens_in_text": self.special_tokens_in_text,
+        }
 
 
 class Tokenize:
@@ -70,8 +74,9 @@ class Tokenize:
 
     def largest_id(self) -> int:
         """The largest id it can give."""
-        ids = [*self._tokenizer.get_vocab(with_added_tokens=True).values()]
-        return max([*ids, *(i for i in (self.spec.add_bos, self.spec.add_eos) if i is not None)])
+        ids: list[int] = [*self._tokenizer.get_vocab(with_added_tokens=True).values()]
+        ids += [i for i in (self.spec.add_bos, self.spec.add_eos) if i is not None]
+        return max(ids)
 
     @property
     def padding_id(self) -> int:
@@ -79,7 +84,9 @@ class Tokenize:
         return self.spec.add_eos if self.spec.add_eos is not None else 0
 
 
-def load_tokenizer(path: str, *, add_bos: bool = True, add_eos: bool = True, special_tokens_in_text: str = "plain") -> TokenizerSpec:
+def load_tokenizer(
+    path: str, *, add_bos: bool = True, add_eos: bool = True, special_tokens_in_text: str = "plain"
+) -> TokenizerSpec:
     """The tokenizer in a folder (``tokenizer.json``, ``tokenizer_config.json``), a file, or on the hub.
 
     ``path`` is a folder, a ``tokenizer.json`` file, or the name of a repository on the Hugging Face
@@ -96,8 +103,10 @@ def load_tokenizer(path: str, *, add_bos: bool = True, add_eos: bool = True, spe
         else:
             tokenizer = _tokenizers().Tokenizer.from_pretrained(path)
     except Exception as error:
-        raise TokenizerError(f"tokenizer {path!r} cannot be loaded: {error}. Give a folder with tokenizer.json, that "
-                             "file itself, or the name of a hub repository that this machine can reach.") from None
+        raise TokenizerError(
+            f"tokenizer {path!r} cannot be loaded: {error}. Give a folder with tokenizer.json, that "
+            "file itself, or the name of a hub repository that this machine can reach."
+        ) from None
     config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
     return spec_of(tokenizer, config, add_bos=add_bos, add_eos=add_eos, special_tokens_in_text=special_tokens_in_text)
 
@@ -105,19 +114,36 @@ def load_tokenizer(path: str, *, add_bos: bool = True, add_eos: bool = True, spe
 _CONFIG_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
-def spec_of(tokenizer: tokenizers.Tokenizer, config: dict[str, Any], *, add_bos: bool, add_eos: bool,
-            special_tokens_in_text: str = "plain") -> TokenizerSpec:
+def spec_of(
+    tokenizer: tokenizers.Tokenizer,
+    config: dict[str, Any],
+    *,
+    add_bos: bool,
+    add_eos: bool,
+    special_tokens_in_text: str = "plain",
+) -> TokenizerSpec:
     """The spec of a loaded tokenizer and its parsed ``tokenizer_config.json``."""
     for key in _CONFIG_TOKENS:
         if (token := _token(config, key)) is not None:
             tokenizer.add_special_tokens([token])
     bos, eos = (
-        None if (token := _token(config, key)) is None else tokenizer.token_to_id(token) for key in ("bos_token", "eos_token"))
-    return make_spec(tokenizer, bos, eos, add_bos=add_bos, add_eos=add_eos, special_tokens_in_text=special_tokens_in_text)
+        None if (token := _token(config, key)) is None else tokenizer.token_to_id(token)
+        for key in ("bos_token", "eos_token")
+    )
+    return make_spec(
+        tokenizer, bos, eos, add_bos=add_bos, add_eos=add_eos, special_tokens_in_text=special_tokens_in_text
+    )
 
 
-def make_spec(tokenizer: tokenizers.Tokenizer, bos: int | None, eos: int | None, *, add_bos: bool, add_eos: bool,
-              special_tokens_in_text: str) -> TokenizerSpec:
+def make_spec(
+    tokenizer: tokenizers.Tokenizer,
+    bos: int | None,
+    eos: int | None,
+    *,
+    add_bos: bool,
+    add_eos: bool,
+    special_tokens_in_text: str,
+) -> TokenizerSpec:
     """Add BOS and EOS where asked, unless the tokenizer's post-processor does so itself."""
     own = tokenizer.encode("").ids
     return TokenizerSpec(
@@ -134,7 +160,8 @@ def check_vocabulary(tokenize: Tokenize, vocab_size: int) -> None:
         raise TokenizerError(
             f"the tokenizer gives ids up to {largest}, but the model's vocabulary has {vocab_size} entries (ids 0 to "
             f"{vocab_size - 1}). Use the model's own tokenizer (model.hf_assets_path) or a model flavour with a "
-            "larger vocabulary.")
+            "larger vocabulary."
+        )
 
 
 def _token(config: dict[str, Any], key: str) -> str | None:

@@ -25,13 +25,13 @@ RUN_CHUNKS = 16
 class Chunk(NamedTuple):
     """A contiguous run of records: bytes [start, stop) of a JSONL file, or rows of a row group.
 
-    ``index`` numbers the chunks of a source within the epoch, in shard order within each run.
+    ``number`` counts the chunks of a source within the epoch, in shard order within each run.
     ``num_bytes`` is its planned size, known before it is read.
     """
 
     source: int
     epoch: int
-    index: int
+    number: int
     piece: int
     start: int
     stop: int
@@ -88,8 +88,8 @@ class ChunkTable:
             start, stop = in_piece * units // chunks, (in_piece + 1) * units // chunks
             size = int(self.pieces.sizes[piece]) * (stop - start) // max(1, units)
         last = k + 1 == self.run_chunks or in_piece + 1 == chunks
-        index = run * self.run_chunks + k
-        return Chunk(self.source, epoch, index, piece, start, stop, size), last
+        number = run * self.run_chunks + k
+        return Chunk(self.source, epoch, number, piece, start, stop, size), last
 
 
 def cut(source: int, pieces: Pieces, target_bytes: int, lanes: int) -> ChunkTable:

@@ -71,4 +71,4 @@ def order_keys(seed: int, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _with(values: tuple[int, ...], s: int, value: int) -> tuple[int, ...]:
-    return values[:s] + (value,) + values[s + 1 :]
+    return (*values[:s], value, *values[s + 1 :])

@@ -25,26 +25,34 @@ class Layout:
         lanes, batch, degree, local = self.lanes, self.global_batch_size, self.dp_degree, self.local_batch_size
         for name in ("lanes", "global_batch_size", "dp_degree", "local_batch_size"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be 1 or more." + (
-                    " TorchTitan's -1 grows with the number of GPUs, which would make the batch "
-                    "depend on them." if name == "global_batch_size" else ""))
+                raise ConfigError(
+                    f"{name} = {getattr(self, name)} must be 1 or more."
+                    + (
+                        " TorchTitan's -1 grows with the number of GPUs, which would make the batch depend on them."
+                        if name == "global_batch_size"
+                        else ""
+                    )
+                )
         if not 0 <= self.dp_rank < degree:
             raise ConfigError(f"dp_rank = {self.dp_rank} is not below dp_degree = {degree}.")
         if lanes % degree:
             raise ConfigError(
                 f"lanes = {lanes} cannot be shared out evenly over {degree} data-parallel ranks "
                 f"(lanes % dp_degree must be 0). With {lanes} lanes use {_near_divisors(lanes, degree)} "
-                f"ranks; for a new run on {degree} ranks use {_near_multiples(degree, lanes)} lanes.")
+                f"ranks; for a new run on {degree} ranks use {_near_multiples(degree, lanes)} lanes."
+            )
         if batch % lanes:
             raise ConfigError(
                 f"global_batch_size = {batch} cannot be taken evenly from {lanes} lanes "
                 f"(global_batch_size % lanes must be 0). Use a global batch of "
-                f"{_near_multiples(lanes, batch)}, or for a new run {_near_divisors(batch, lanes)} lanes.")
+                f"{_near_multiples(lanes, batch)}, or for a new run {_near_divisors(batch, lanes)} lanes."
+            )
         if (batch // degree) % local:
             raise ConfigError(
                 f"local_batch_size = {local} does not divide a rank's share of the global batch, "
                 f"{batch} / {degree} = {batch // degree} sequences. Use a local batch of "
-                f"{_near_divisors(batch // degree, local)}; it changes memory and speed, never the stream.")
+                f"{_near_divisors(batch // degree, local)}; it changes memory and speed, never the stream."
+            )
 
     @property
     def own_lanes(self) -> range:

@@ -53,7 +53,9 @@ def integer_weights(weights: Mapping[str, float]) -> tuple[int, ...]:
     return tuple(max(1, round(w / total * 2**32)) for w in weights.values())
 
 
-def lane_phases(seed: int, names: Sequence[str], typical_tokens: Sequence[int], lane: int, lanes: int) -> tuple[int, ...]:
+def lane_phases(
+    seed: int, names: Sequence[str], typical_tokens: Sequence[int], lane: int, lanes: int
+) -> tuple[int, ...]:
     """Each source's head start in ``lane``: a distinct fraction of its typical chunk's tokens.
 
     For every source the ``lanes`` fractions are (k + 1/2) / lanes in a keyed order.

@@ -52,14 +52,18 @@ def list_source(name: str, path: str) -> Manifest:
     Raises ``SourceError`` if there is nothing there, nothing of a known format, or two formats.
     """
     if "://" in path:
-        raise SourceError(f"source {name!r}: {path!r} is a remote path; this version reads local files only. "
-                          "Download it first, then give the folder.")
+        raise SourceError(
+            f"source {name!r}: {path!r} is a remote path; this version reads local files only. "
+            "Download it first, then give the folder."
+        )
     root, files = _files(name, path)
     formats = sorted({_format(f) for f in files})
     if len(formats) > 1:
-        raise SourceError(f"source {name!r}: {path!r} holds both {' and '.join(formats)} files, and each record "
-                          "would be read twice if they are two copies. Name one kind with a glob, such as "
-                          f"{path.rstrip('/') + '/**/*.parquet'!r}.")
+        raise SourceError(
+            f"source {name!r}: {path!r} holds both {' and '.join(formats)} files, and each record "
+            "would be read twice if they are two copies. Name one kind with a glob, such as "
+            f"{path.rstrip('/') + '/**/*.parquet'!r}."
+        )
     names = sorted((f.relative_to(root).as_posix() for f in files), key=os.fsencode)
     sizes = [(root / n).stat().st_size for n in names]
     if not sum(sizes):
@@ -71,7 +75,7 @@ def list_source(name: str, path: str) -> Manifest:
 def _files(name: str, path: str) -> tuple[Path, list[Path]]:
     given = Path(path).expanduser()
     if not path:
-        raise SourceError(f"source {name!r} has no path; write path = \"FOLDER or FILE or GLOB\".")
+        raise SourceError(f'source {name!r} has no path; write path = "FOLDER or FILE or GLOB".')
     if given.is_file():
         return given.parent.resolve(), [given.resolve()]
     if given.is_dir():
@@ -80,21 +84,27 @@ def _files(name: str, path: str) -> tuple[Path, list[Path]]:
     elif glob.has_magic(path):
         fixed = given.parts[: next(i for i, part in enumerate(given.parts) if glob.has_magic(part))]
         root = Path(*fixed).resolve()
-        pattern = str(Path(*given.parts[len(fixed):]))
+        pattern = str(Path(*given.parts[len(fixed) :]))
         found = [root / f for f in glob.glob(pattern, root_dir=root, recursive=True) if (root / f).is_file()]
     else:
-        raise SourceError(f"source {name!r}: there is no file or folder {path!r}. A relative path in a TOML file "
-                          "is relative to that file.")
+        raise SourceError(
+            f"source {name!r}: there is no file or folder {path!r}. A relative path in a TOML file "
+            "is relative to that file."
+        )
     found = [f for f in found if not f.name.startswith((".", "_"))]
     packed = [f.name for f in found if f.suffix in _COMPRESSED and Path(f.stem).suffix in EXTENSIONS]
     if packed:
-        raise SourceError(f"source {name!r}: {packed[0]!r} is compressed ({len(packed)} such files at {path!r}); "
-                          "this version reads plain JSONL and Parquet. Unpack them, or convert them to Parquet.")
+        raise SourceError(
+            f"source {name!r}: {packed[0]!r} is compressed ({len(packed)} such files at {path!r}); "
+            "this version reads plain JSONL and Parquet. Unpack them, or convert them to Parquet."
+        )
     usable = [f for f in found if f.suffix in EXTENSIONS]
     if not usable:
         kinds = sorted({f.suffix or f.name for f in found})[:8]
-        raise SourceError(f"source {name!r}: no {', '.join(EXTENSIONS)} file at {path!r} "
-                          f"({'found only ' + ', '.join(kinds) if kinds else 'it is empty'}).")
+        raise SourceError(
+            f"source {name!r}: no {', '.join(EXTENSIONS)} file at {path!r} "
+            f"({'found only ' + ', '.join(kinds) if kinds else 'it is empty'})."
+        )
     return root, usable
 
 
@@ -114,8 +124,10 @@ def _sample(root: Path, names: list[str], sizes: list[int]) -> list[str]:
     """A hash of each shard's sample; '' for those left out where there are very many."""
     every = -(-len(names) // MOST_SAMPLED_SHARDS)
     budget = None if sum(sizes) <= SAMPLE_BYTES else SAMPLE_BYTES // -(-len(names) // every)
-    return [_sample_file(root / n, size, budget) if i % every == 0 else ""
-            for i, (n, size) in enumerate(zip(names, sizes, strict=True))]
+    return [
+        _sample_file(root / n, size, budget) if i % every == 0 else ""
+        for i, (n, size) in enumerate(zip(names, sizes, strict=True))
+    ]
 
 
 def _sample_file(path: Path, size: int, budget: int | None) -> str:

@@ -54,8 +54,9 @@ class JsonlReader:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError as error:
                 if line.strip():
-                    raise BadRecord(f"not valid JSON: {error.msg} (column {error.colno}); the line begins "
-                                    f"{line[:60]!r}", at) from None
+                    raise BadRecord(
+                        f"not valid JSON: {error.msg} (column {error.colno}); the line begins {line[:60]!r}", at
+                    ) from None
                 record = None
             if type(record) is dict:
                 records.append(record)
@@ -77,8 +78,10 @@ def _lines(path: Path, start: int, stop: int, size: int) -> tuple[bytes, int]:
         f.seek(begin)
         data = f.read(stop - begin)
         if len(data) < stop - begin:
-            raise SourceError(f"{str(path)!r} ends at byte {begin + len(data)}, but had {size} bytes when the job "
-                              "began: the file was changed or cut while the job runs.")
+            raise SourceError(
+                f"{str(path)!r} ends at byte {begin + len(data)}, but had {size} bytes when the job "
+                "began: the file was changed or cut while the job runs."
+            )
         skip = 0
         if start:
             skip = data.find(b"\n") + 1

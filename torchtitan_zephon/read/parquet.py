@@ -48,8 +48,10 @@ class ParquetReader:
         except (pa.ArrowException, OSError) as error:
             raise SourceError(f"{str(path)!r} is not a readable Parquet file: {error}") from None
         if self._field not in schema.names:
-            raise SourceError(f"{str(path)!r} has no column {self._field!r}; its columns: "
-                              f"{', '.join(map(repr, schema.names))}. Name the text column with `field = \"...\"`.")
+            raise SourceError(
+                f"{str(path)!r} has no column {self._field!r}; its columns: "
+                f'{", ".join(map(repr, schema.names))}. Name the text column with `field = "..."`.'
+            )
         kind = schema.field(self._field).type
         text = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(text) or pa.types.is_large_string(text) or pa.types.is_string_view(text)):
@@ -86,8 +88,10 @@ class ParquetReader:
         except (pa.ArrowException, OSError) as error:
             raise SourceError(f"{str(self.manifest.path(shard))!r}, row group {group}: {error}") from None
         if len(records) < chunk.stop - chunk.start:
-            raise SourceError(f"{str(self.manifest.path(shard))!r}, row group {group} ends early: the file was changed "
-                              "while the job runs.")
+            raise SourceError(
+                f"{str(self.manifest.path(shard))!r}, row group {group} ends early: the file was changed "
+                "while the job runs."
+            )
         if chunk.stop < rows:
             with self._lock:
                 self._streams[chunk.piece, chunk.stop, whole_records] = (stream, held)
@@ -98,8 +102,11 @@ class ParquetReader:
     def _open(self, shard: int, group: int, whole_records: bool) -> _Stream:
         file = pq.ParquetFile(self.manifest.path(shard))
         return file.iter_batches(  # type: ignore[no-any-return]
-            batch_size=_BATCH_ROWS, row_groups=[group], use_threads=False,
-            columns=None if whole_records else [self._field])
+            batch_size=_BATCH_ROWS,
+            row_groups=[group],
+            use_threads=False,
+            columns=None if whole_records else [self._field],
+        )
 
     @staticmethod
     def _skip(stream: _Stream, rows: int) -> list[Record]:

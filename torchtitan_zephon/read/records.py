@@ -77,11 +77,16 @@ class Source:
                 texts.append(text)
                 kept.append(place)
         except BadRecord as error:
-            raise RecordError(str(error), source=self.name, shard=self.reader.manifest.shards[shard].name,
-                              place=self.reader.describe(error.place)) from None
+            raise RecordError(
+                str(error),
+                source=self.name,
+                shard=self.reader.manifest.shards[shard].name,
+                place=self.reader.describe(error.place),
+            ) from None
         except OSError as error:
-            raise SourceError(f"source {self.name!r}, shard {self.reader.manifest.shards[shard].name!r}: "
-                              f"cannot be read: {error}.") from error
+            raise SourceError(
+                f"source {self.name!r}, shard {self.reader.manifest.shards[shard].name!r}: cannot be read: {error}."
+            ) from error
         balance.documents = len(texts)
         return Texts(texts, np.array(kept, dtype=np.int64), shard, balance)
 
@@ -95,11 +100,14 @@ class Source:
                 raise FunctionError(
                     f"{f.kind} function {f.identity} failed with {type(error).__name__}: {error} on source "
                     f"{self.name!r}, shard {self.reader.manifest.shards[shard].name!r}, "
-                    f"{self.reader.describe(place)}.") from error
+                    f"{self.reader.describe(place)}."
+                ) from error
             if f.kind == "map":
                 if type(result) is not dict:
-                    raise BadRecord(f"map function {f.identity} must return a record (a dict); it returned "
-                                    f"{type(result).__name__}", place)
+                    raise BadRecord(
+                        f"map function {f.identity} must return a record (a dict); it returned {type(result).__name__}",
+                        place,
+                    )
                 record = result
             elif not result:
                 return None
@@ -111,5 +119,7 @@ class Source:
             kind = "null" if value is None else f"a {type(value).__name__} ({str(value)[:40]!r})"
             return f"field {self.field!r} must be a string; it is {kind}"
         found = ", ".join(map(repr, sorted(record))) or "none"
-        return (f"there is no field {self.field!r}; the record's fields: {found}. Name the text field with "
-                "`field = \"...\"` in the source's table")
+        return (
+            f"there is no field {self.field!r}; the record's fields: {found}. Name the text field with "
+            '`field = "..."` in the source\'s table'
+        )

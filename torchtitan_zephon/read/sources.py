@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from .files import list_source
+from collections.abc import Callable
+
+from .files import Manifest, list_source
 from .jsonl import JsonlReader
 from .parquet import ParquetReader
 from .records import Reader, Source
 
-_READERS = {"jsonl": JsonlReader, "parquet": ParquetReader}
+_READERS: dict[str, Callable[[Manifest, str], Reader]] = {"jsonl": JsonlReader, "parquet": ParquetReader}
 
 
 def open_source(name: str, path: str, field: str) -> Source:

@@ -33,8 +33,10 @@ class Pool:
         """Queue ``call(*args)``."""
         assert not self._closed.is_set()
         if not self._threads:
-            self._threads = [threading.Thread(target=_run, args=(self._calls, self._closed), name=f"zephon-{i}")
-                             for i in range(self._workers)]
+            self._threads = [
+                threading.Thread(target=_run, args=(self._calls, self._closed), name=f"zephon-{i}")
+                for i in range(self._workers)
+            ]
             for thread in self._threads:
                 thread.start()
         future: Future[T] = Future()

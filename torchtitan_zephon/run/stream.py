@@ -23,8 +23,19 @@ from ..plan.layout import Layout
 from ..program import Program
 from ..records import Balance, Batch, Sequence, Tokens
 from ..state import (
-    NO_DIGEST, LaneState, SegmentStart, StreamState, check_recipe, decode_lane, decode_stream, encode_lane, encode_stream,
-    recipe_hash)
+    NEW_STREAM,
+    NO_DIGEST,
+    OLDER_STEP,
+    LaneState,
+    SegmentStart,
+    StreamState,
+    check_recipe,
+    decode_lane,
+    decode_stream,
+    encode_lane,
+    encode_stream,
+    recipe_hash,
+)
 from .pool import Pool
 
 
@@ -194,11 +205,15 @@ class RankStream:
         if self._batches:
             done = self.layout.local_batches - len(self._batches)
             raise StateError(
-                f"a checkpoint was asked for in the middle of step {self._step}: {done} of its {self.layout.local_batches} local "
-                "batches were handed out. Save after the last one, when the step is complete.")
+                f"a checkpoint was asked for in the middle of step {self._step}: {done} of its "
+                f"{self.layout.local_batches} local batches were handed out. Save after the last one, when the step "
+                "is complete."
+            )
         stream = StreamState(self.program.identity, self._tokens_per_mib, self.layout.global_batch_size, self._step)
-        return {"stream": encode_stream(stream),
-                "lane": {lane_key(n): encode_lane(self._lane_state(n)) for n in self.layout.own_lanes}}
+        return {
+            "stream": encode_stream(stream),
+            "lane": {lane_key(n): encode_lane(self._lane_state(n)) for n in self.layout.own_lanes},
+        }
 
     def _lane_state(self, n: int) -> LaneState:
         if n in self._lanes:
@@ -219,24 +234,31 @@ class RankStream:
     def _decode(self, state: Mapping[str, Any]) -> tuple[StreamState, dict[int, LaneState]]:
         """Everything that can be wrong with a state, found before anything here changes."""
         if "stream" not in state or not isinstance(state.get("lane"), Mapping):
-            raise StateError(f"the checkpoint's loader state has no stream and lanes (it has: {', '.join(map(repr, state)) or 'nothing'}), "
-                             "so it was not made by torchtitan_zephon. To train on with a new stream: "
-                             "--checkpoint.exclude_from_loading dataloader.")
+            raise StateError(
+                "the checkpoint's loader state has no stream and lanes (it has: "
+                f"{', '.join(map(repr, state)) or 'nothing'}), so it was not made by torchtitan_zephon. {NEW_STREAM}"
+            )
         stream = decode_stream(state["stream"])
         check_recipe(stream.recipe, self.program.identity)
         if stream.global_batch_size != self.layout.global_batch_size:
-            raise StateError(f"the checkpoint was made with global_batch_size = {stream.global_batch_size}, this job has "
-                             f"{self.layout.global_batch_size}. Set it back to continue the same global batches.")
+            raise StateError(
+                f"the checkpoint was made with global_batch_size = {stream.global_batch_size}, this job has "
+                f"{self.layout.global_batch_size}. Set it back to continue the same global batches."
+            )
         lanes: dict[int, LaneState] = {}
         for n in self.layout.own_lanes:
             if lane_key(n) not in state["lane"]:
-                raise StateError(f"the checkpoint holds no state of lane {n}, which this rank owns; it was saved incompletely. "
-                                 "Load an older step (--checkpoint.load_step N).")
+                raise StateError(
+                    f"the checkpoint holds no state of lane {n}, which this rank owns; it was saved "
+                    f"incompletely. {OLDER_STEP}"
+                )
             lanes[n] = decode_lane(state["lane"][lane_key(n)], n, len(self.program.names))
             expected = stream.step * self.layout.lane_sequences
             if lanes[n].sequences != expected:
-                raise StateError(f"lane {n} stands at sequence {lanes[n].sequences}, but step {stream.step} ends at {expected}: the "
-                                 "parts of this checkpoint are of different steps. Load another step (--checkpoint.load_step N).")
+                raise StateError(
+                    f"lane {n} stands at sequence {lanes[n].sequences}, but step {stream.step} ends at {expected}: the "
+                    f"parts of this checkpoint are of different steps. {OLDER_STEP}"
+                )
         return stream, lanes
 
 
@@ -260,8 +282,10 @@ def count_sequences(program: Program, tokens_per_mib: tuple[int, ...], workers: 
     if key not in _counted:
         pool = Pool(workers)
         try:
-            _counted[key] = [_count_lane(Lane(program.lane(n, tokens_per_mib)), program, pool, 2 * workers)
-                             for n in range(program.recipe.lanes)]
+            _counted[key] = [
+                _count_lane(Lane(program.lane(n, tokens_per_mib)), program, pool, 2 * workers)
+                for n in range(program.recipe.lanes)
+            ]
         finally:
             pool.close()
     return _counted[key]

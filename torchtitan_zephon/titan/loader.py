@@ -25,6 +25,7 @@ from ..ops.tokenize import TokenizerSpec, make_spec
 from ..plan.layout import Layout
 from ..program import Program, compile_program
 from ..run.stream import RankStream
+from ..state import NEW_STREAM
 
 TorchBatch = tuple[dict[str, torch.Tensor], torch.Tensor]
 
@@ -46,26 +47,48 @@ class ZephonDataLoader(BaseDataLoader):
         infinite: bool = True
         """Whether to repeat for ever. The stock validator sets it: False if its steps are -1."""
 
-    def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, tokenizer: BaseTokenizer, seq_len: int,
-                 local_batch_size: int, snapshot_every_n_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dp_world_size: int,
+        dp_rank: int,
+        tokenizer: BaseTokenizer,
+        seq_len: int,
+        local_batch_size: int,
+        snapshot_every_n_steps: int | None = None,
+    ) -> None:
         if config.recipe is None:
-            raise ConfigError("the data loader was given no recipe; write a [zephon] table with sources in the job file.")
+            raise ConfigError(
+                "the data loader was given no recipe; write a [zephon] table with sources in the job file."
+            )
         recipe = dataclasses.replace(config.recipe, repeat=config.recipe.repeat and config.infinite)
         batch = config.global_batch_size
         if not config.infinite:  # a validation pass: no more padding than lanes and ranks ask for
             batch = math.lcm(recipe.lanes, dp_world_size * local_batch_size)
-        layout = Layout(lanes=recipe.lanes, global_batch_size=batch, dp_degree=dp_world_size, dp_rank=dp_rank,
-                        local_batch_size=local_batch_size)
+        layout = Layout(
+            lanes=recipe.lanes,
+            global_batch_size=batch,
+            dp_degree=dp_world_size,
+            dp_rank=dp_rank,
+            local_batch_size=local_batch_size,
+        )
         program = compiled(recipe, seq_len, tokenizer_spec(tokenizer, recipe))
         self.stream = RankStream(program, layout, config.settings)
         if dp_rank == 0:
-            logger.info("zephon data loader, rank 0 of %d, lanes %s: %s", dp_world_size, layout.own_lanes, program.explain())
+            logger.info(
+                "zephon data loader, rank 0 of %d, lanes %s: %s", dp_world_size, layout.own_lanes, program.explain()
+            )
 
     def __iter__(self) -> Iterator[TorchBatch]:
         for batch in self.stream:
-            yield ({"input": torch.from_numpy(batch.input), "positions": torch.from_numpy(batch.positions)},
-                   torch.from_numpy(batch.labels))
-        logger.info("zephon: end of data after %d steps; this rank's balance: %s", self.stream.step, self.stream.balance)
+            yield (
+                {"input": torch.from_numpy(batch.input), "positions": torch.from_numpy(batch.positions)},
+                torch.from_numpy(batch.labels),
+            )
+        logger.info(
+            "zephon: end of data after %d steps; this rank's balance: %s", self.stream.step, self.stream.balance
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """See ``RankStream.state_dict``."""
@@ -74,20 +97,27 @@ class ZephonDataLoader(BaseDataLoader):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises ``StateError`` if there is nothing to load: a silent fresh start would repeat data."""
         if not state_dict:
-            raise StateError("the checkpoint has no loader state. To train on with a new stream: "
-                             "--checkpoint.exclude_from_loading dataloader.")
+            raise StateError(f"the checkpoint has no loader state. {NEW_STREAM}")
         self.stream.load_state_dict(state_dict)
         logger.info("zephon: continuing behind step %d", self.stream.step)
 
 
 def tokenizer_spec(tokenizer: BaseTokenizer, recipe: Recipe) -> TokenizerSpec:
     """The trainer's own tokenizer, with TorchTitan's rule for BOS and EOS."""
-    inner = getattr(tokenizer, "tokenizer", None)
+    inner: Any = getattr(tokenizer, "tokenizer", None)
     if not hasattr(inner, "encode_batch_fast"):
-        raise TokenizerError(f"the trainer's tokenizer is a {type(tokenizer).__name__}; only those backed by Hugging Face "
-                             "`tokenizers` (TorchTitan's HuggingFaceTokenizer) can be used.")
-    return make_spec(inner, getattr(tokenizer, "bos_id", None), tokenizer.eos_id, add_bos=recipe.add_bos,
-                     add_eos=recipe.add_eos, special_tokens_in_text=recipe.special_tokens_in_text)
+        raise TokenizerError(
+            f"the trainer's tokenizer is a {type(tokenizer).__name__}; only those backed by Hugging Face "
+            "`tokenizers` (TorchTitan's HuggingFaceTokenizer) can be used."
+        )
+    return make_spec(
+        inner,
+        getattr(tokenizer, "bos_id", None),
+        tokenizer.eos_id,
+        add_bos=recipe.add_bos,
+        add_eos=recipe.add_eos,
+        special_tokens_in_text=recipe.special_tokens_in_text,
+    )
 
 
 _programs: dict[str, Program] = {}

@@ -8,12 +8,12 @@ vocabulary, and the checkpoint that is about to be loaded, opened without a proc
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
+from torchtitan.components.checkpointer import BaseCheckpointManager
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import logger
 from torchtitan.trainer import Trainer
@@ -24,23 +24,30 @@ from ..ops.tokenize import check_vocabulary
 from ..plan.layout import Layout
 from ..program import Program
 from ..run.stream import RankStream
+from ..state import NEW_STREAM, OLDER_STEP
 from .loader import ZephonDataLoader, compiled, tokenizer_spec
-
-_WAY_OUT = ("To train on with a new stream: --checkpoint.exclude_from_loading dataloader.")
 
 
 def preflight(config: Trainer.Config, world_size: int) -> None:
     """Raise ``ZephonError`` if the job cannot run as it is written."""
     loader = config.dataloader
     if not isinstance(loader, ZephonDataLoader.Config) or loader.recipe is None:
-        raise ConfigError("the job's data loader is not torchtitan_zephon's; use -m torchtitan_zephon.train with a [zephon] table.")
+        raise ConfigError(
+            "the job's data loader is not torchtitan_zephon's; use -m torchtitan_zephon.train with a [zephon] table."
+        )
     dims = ParallelDims.from_config(config.parallelism, world_size)
     local = config.parallelism.pipeline_parallel_microbatch_size if dims.pp > 1 else config.training.local_batch_size
-    layout = Layout(lanes=loader.recipe.lanes, global_batch_size=loader.global_batch_size,
-                    dp_degree=dims.dp_replicate * dims.dp_shard, local_batch_size=local)
+    layout = Layout(
+        lanes=loader.recipe.lanes,
+        global_batch_size=loader.global_batch_size,
+        dp_degree=dims.dp_replicate * dims.dp_shard,
+        local_batch_size=local,
+    )
     if (share := layout.global_batch_size // layout.dp_degree) % config.training.local_batch_size:
-        raise ConfigError(f"training.local_batch_size = {config.training.local_batch_size} does not divide a rank's share of the "
-                          f"global batch, {share} sequences.")
+        raise ConfigError(
+            f"training.local_batch_size = {config.training.local_batch_size} does not divide a rank's share of the "
+            f"global batch, {share} sequences."
+        )
     program = _program(config, loader)
     checkpoint = checkpoint_to_load(config)
     if checkpoint is None:
@@ -56,8 +63,10 @@ def _program(config: Trainer.Config, loader: ZephonDataLoader.Config) -> Program
     try:
         tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
     except Exception as error:
-        raise TokenizerError(f"the tokenizer in model.hf_assets_path = {config.hf_assets_path!r} cannot be loaded: {error}. The path "
-                             f"is relative to the working folder, {os.getcwd()!r}; it must hold tokenizer.json.") from None
+        raise TokenizerError(
+            f"the tokenizer in model.hf_assets_path = {config.hf_assets_path!r} cannot be loaded: {error}. The path "
+            f"is relative to the working folder, {str(Path.cwd())!r}; it must hold tokenizer.json."
+        ) from None
     program = compiled(loader.recipe, config.training.seq_len, tokenizer_spec(tokenizer, loader.recipe))
     vocab_size = getattr(config.model_spec.model, "vocab_size", None)
     if vocab_size is not None:
@@ -67,7 +76,7 @@ def _program(config: Trainer.Config, loader: ZephonDataLoader.Config) -> Program
 
 def checkpoint_to_load(config: Trainer.Config) -> Path | None:
     """The checkpoint folder from which TorchTitan is going to load the loader's state, if any."""
-    checkpoint = config.checkpoint
+    checkpoint: BaseCheckpointManager.Config = config.checkpoint
     if not checkpoint.enable or "dataloader" in checkpoint.exclude_from_loading:
         return None
     folder = Path(config.dump_folder) / checkpoint.folder
@@ -75,8 +84,10 @@ def checkpoint_to_load(config: Trainer.Config) -> Path | None:
     if step > 0:
         path = folder / f"step-{step}"
         if not (path / ".metadata").is_file():
-            raise StateError(f"there is no complete checkpoint at {str(path)!r} (checkpoint.load_step = {checkpoint.load_step}); "
-                             f"complete there: {_complete(folder) or 'none'}.")
+            raise StateError(
+                f"there is no complete checkpoint at {str(path)!r} (checkpoint.load_step = {checkpoint.load_step}); "
+                f"complete there: {_complete(folder) or 'none'}."
+            )
         return path
     if step == -1 and checkpoint.initial_load_path and not checkpoint.initial_load_model_only:
         return Path(checkpoint.initial_load_path)
@@ -90,7 +101,7 @@ def latest_step(folder: Path) -> int:
 
 def _complete(folder: Path) -> list[int]:
     steps = [(int(m[1]), p) for p in folder.glob("step-*") if (m := re.fullmatch(r"step-(\d+)", p.name))]
-    for step, path in steps:
+    for _, path in steps:
         if not (path / ".metadata").is_file():
             logger.warning("zephon: %s has no .metadata (its save was cut off); it is passed over", path)
     return sorted(step for step, path in steps if (path / ".metadata").is_file())
@@ -99,8 +110,13 @@ def _complete(folder: Path) -> list[int]:
 def check_checkpoint(program: Program, layout: Layout, path: Path) -> None:
     """Raise ``StateError`` unless every lane of ``program`` can go on from the checkpoint at ``path``."""
     state = read_loader_state(path)
-    RankStream(program, Layout(lanes=layout.lanes, global_batch_size=layout.global_batch_size,
-                               local_batch_size=layout.local_batch_size), RunSettings()).load_state_dict(state)
+    RankStream(
+        program,
+        Layout(
+            lanes=layout.lanes, global_batch_size=layout.global_batch_size, local_batch_size=layout.local_batch_size
+        ),
+        RunSettings(),
+    ).load_state_dict(state)
 
 
 def read_loader_state(path: Path) -> dict[str, Any]:
@@ -111,18 +127,22 @@ def read_loader_state(path: Path) -> dict[str, Any]:
     try:
         keys = dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata
     except Exception as error:
-        raise StateError(f"the checkpoint at {str(path)!r} cannot be read: {error}. Load an older step (--checkpoint.load_step N).") from None
+        raise StateError(f"the checkpoint at {str(path)!r} cannot be read: {error}. {OLDER_STEP}") from None
     ours = [k for k in keys if k.startswith("dataloader.")]
     if not ours:
-        raise StateError(f"the checkpoint at {str(path)!r} has no loader state (saved model-only, or without a loader). {_WAY_OUT}")
+        raise StateError(
+            f"the checkpoint at {str(path)!r} has no loader state (saved model-only, or without a loader). {NEW_STREAM}"
+        )
     if "dataloader.stream" not in ours:
-        raise StateError(f"the loader state in {str(path)!r} was made by another data loader (keys: {', '.join(ours[:4])}), and says "
-                         f"nothing about a place in this stream. {_WAY_OUT}")
+        raise StateError(
+            f"the loader state in {str(path)!r} was made by another data loader (keys: {', '.join(ours[:4])}), and "
+            f"says nothing about a place in this stream. {NEW_STREAM}"
+        )
     lanes = sorted(k.removeprefix("dataloader.lane.") for k in ours if k.startswith("dataloader.lane."))
     state: dict[str, Any] = {"dataloader": {"stream": b"", "lane": dict.fromkeys(lanes, b"")}}
     try:
         dcp.load(state, checkpoint_id=str(path), no_dist=True)
     except Exception as error:
-        raise StateError(f"the loader state in {str(path)!r} is damaged: {error}. Load an older step (--checkpoint.load_step N).") from None
+        raise StateError(f"the loader state in {str(path)!r} is damaged: {error}. {OLDER_STEP}") from None
     loaded: dict[str, Any] = state["dataloader"]
     return loaded
