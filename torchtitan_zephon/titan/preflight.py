@@ -88,9 +88,10 @@ def checkpoint_to_load(config: Trainer.Config) -> Path | None:
                 f"there is no complete checkpoint at {str(path)!r} (checkpoint.load_step = {checkpoint.load_step}); "
                 f"complete there: {_complete(folder) or 'none'}."
             )
-        return path
+        return Path(path)
     if step == -1 and checkpoint.initial_load_path and not checkpoint.initial_load_model_only:
-        return Path(checkpoint.initial_load_path)
+        initial: str = checkpoint.initial_load_path
+        return Path(initial)
     return None
 
 
