@@ -111,7 +111,7 @@ def _ledger_folder(path: Path) -> Path:
 
 def _loader_state(path: Path) -> dict[str, Any]:
     try:
-        from .titan.preflight import read_loader_state
+        from .titan.checkpoint import read_loader_state
     except ImportError as error:
         raise ZephonError(
             f"reading a checkpoint needs torch and torchtitan ({error}): pip install 'torchtitan_zephon[titan]'."

@@ -8,14 +8,10 @@ vocabulary, and the checkpoint that is about to be loaded, opened without a proc
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
-import torch.distributed.checkpoint as dcp
 from torchtitan.components.checkpointer import BaseCheckpointManager
 from torchtitan.distributed import ParallelDims
-from torchtitan.tools.logging import logger
 from torchtitan.trainer import Trainer
 
 from ..config import RunSettings
@@ -24,7 +20,7 @@ from ..ops.tokenize import check_vocabulary
 from ..plan.layout import Layout
 from ..program import Program
 from ..run.stream import RankStream
-from ..state import NEW_STREAM, OLDER_STEP
+from .checkpoint import complete_steps, latest_step, read_loader_state
 from .loader import ZephonDataLoader, compiled, tokenizer_spec
 
 
@@ -86,26 +82,13 @@ def checkpoint_to_load(config: Trainer.Config) -> Path | None:
         if not (path / ".metadata").is_file():
             raise StateError(
                 f"there is no complete checkpoint at {str(path)!r} (checkpoint.load_step = {checkpoint.load_step}); "
-                f"complete there: {_complete(folder) or 'none'}."
+                f"complete there: {complete_steps(folder) or 'none'}."
             )
         return Path(path)
     if step == -1 and checkpoint.initial_load_path and not checkpoint.initial_load_model_only:
         initial: str = checkpoint.initial_load_path
         return Path(initial)
     return None
-
-
-def latest_step(folder: Path) -> int:
-    """The newest step whose checkpoint is complete (TorchTitan's rule: it has ``.metadata``), or -1."""
-    return max(_complete(folder), default=-1)
-
-
-def _complete(folder: Path) -> list[int]:
-    steps = [(int(m[1]), p) for p in folder.glob("step-*") if (m := re.fullmatch(r"step-(\d+)", p.name))]
-    for _, path in steps:
-        if not (path / ".metadata").is_file():
-            logger.warning("zephon: %s has no .metadata (its save was cut off); it is passed over", path)
-    return sorted(step for step, path in steps if (path / ".metadata").is_file())
 
 
 def check_checkpoint(program: Program, layout: Layout, path: Path) -> None:
@@ -118,32 +101,3 @@ def check_checkpoint(program: Program, layout: Layout, path: Path) -> None:
         ),
         RunSettings(),
     ).load_state_dict(state)
-
-
-def read_loader_state(path: Path) -> dict[str, Any]:
-    """The loader's state in a TorchTitan checkpoint, all lanes, read by one process alone.
-
-    Raises ``StateError`` if the checkpoint cannot be read or holds none of ours.
-    """
-    try:
-        keys = dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata
-    except Exception as error:
-        raise StateError(f"the checkpoint at {str(path)!r} cannot be read: {error}. {OLDER_STEP}") from None
-    ours = [k for k in keys if k.startswith("dataloader.")]
-    if not ours:
-        raise StateError(
-            f"the checkpoint at {str(path)!r} has no loader state (saved model-only, or without a loader). {NEW_STREAM}"
-        )
-    if "dataloader.stream" not in ours:
-        raise StateError(
-            f"the loader state in {str(path)!r} was made by another data loader (keys: {', '.join(ours[:4])}), and "
-            f"says nothing about a place in this stream. {NEW_STREAM}"
-        )
-    lanes = sorted(k.removeprefix("dataloader.lane.") for k in ours if k.startswith("dataloader.lane."))
-    state: dict[str, Any] = {"dataloader": {"stream": b"", "lane": dict.fromkeys(lanes, b"")}}
-    try:
-        dcp.load(state, checkpoint_id=str(path), no_dist=True)
-    except Exception as error:
-        raise StateError(f"the loader state in {str(path)!r} is damaged: {error}. {OLDER_STEP}") from None
-    loaded: dict[str, Any] = state["dataloader"]
-    return loaded
