@@ -191,21 +191,23 @@ class Pipeline:
         return self._compiled().explain()
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(self._single())
+        return iter(self.stream)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the pipeline stands; see ``RankStream.state_dict``."""
-        return self._single().state_dict()
+        return self.stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go there; before or after ``iter``, once or twice."""
-        self._single().load_state_dict(state)
+        self.stream.load_state_dict(state)
 
     def close(self) -> None:
         """End the worker threads."""
-        self._single().close()
+        self.stream.close()
 
-    def _single(self) -> RankStream:
+    @property
+    def stream(self) -> RankStream:
+        """The stream that iterating this pipeline reads: all of it, as one rank."""
         if self._stream is None:
             self._stream = self.for_rank(0, 1)
         return self._stream
