@@ -134,8 +134,9 @@ def write_books(deb: Path, folder: Path) -> list[str]:
         sizes = cycle(DOCUMENT_CHARS)
         for shard in range(SHARDS_PER_NOVEL):
             part = numbered[len(numbered) * shard // SHARDS_PER_NOVEL:len(numbered) * (shard + 1) // SHARDS_PER_NOVEL]
-            rows = [{"book": stem, "chapter": number, "text": text}
-                    for number, paragraphs in part for text in documents(paragraphs, sizes)]
+            rows: list[dict[str, Any]] = [
+                {"book": stem, "chapter": number, "text": text}
+                for number, paragraphs in part for text in documents(paragraphs, sizes)]
             with open(folder / f"{stem}-{shard}.jsonl", "w", encoding="utf-8", newline="\n") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             texts += [row["text"] for row in rows]

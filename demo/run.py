@@ -149,7 +149,8 @@ def table(reference: Mapping[int, str], resumed: Mapping[int, Mapping[int, str]]
             verdict = "missing" if step not in found else "same" if same else "DIFFERS"
             cells.append(f"{verdict + '*' if same and step <= STOP else verdict:<9}")
             if not same:
-                differences.append(f"step {step}, {ranks} resumed:\n  straight {expected}\n  resumed  {found.get(step)}")
+                differences.append(f"step {step}, {ranks} resumed:\n"
+                                   f"  straight {expected}\n  resumed  {found.get(step)}")
         lines.append(f"{step:>4} | {expected or '-':<64} | {' | '.join(cells)}".rstrip())
     lines.append(f"* written by the 4-rank run that was stopped after step {STOP}")
     return "\n".join(lines), differences
@@ -219,10 +220,11 @@ def flip_letter(shard: Path) -> str:
 
 def find_refusal(log: Path) -> str:
     """The refusal's text in a log: from the error's name to the next line of another kind; '' if none."""
-    lines = [re.sub(r"^\[rank\d+\]:\s?", "", line) for line in COLOUR.sub("", log.read_text("utf-8", "replace")).splitlines()]
+    text = COLOUR.sub("", log.read_text("utf-8", "replace"))
+    lines = [re.sub(r"^\[rank\d+\]:\s?", "", line) for line in text.splitlines()]
     for number, line in enumerate(lines):
-        if REFUSAL.search(line):
-            message = [line[REFUSAL.search(line).start():]]  # type: ignore[union-attr]
+        if found := REFUSAL.search(line):
+            message = [line[found.start():]]
             for following in lines[number + 1:]:
                 if not following.startswith(" ") or following.lstrip().startswith("File "):
                     break
