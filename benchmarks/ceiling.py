@@ -45,7 +45,9 @@ def main() -> int:
         wall = statistics.median(w for _, w in values)
         print(f"{name:10} {min(cpu):8.3f} {statistics.median(cpu):8.3f} {max(cpu):8.3f} {1e6 / wall:27,.0f}")
     bare, ours = (statistics.median(c for c, _ in rounds[k]) for k in ("bare", "pipeline"))
-    print(f"pipeline CPU / bare CPU: {ours / bare:.3f}   (tokens per CPU second: {bare / ours:.3f} of the bare tokenizer)")
+    print(
+        f"pipeline CPU / bare CPU: {ours / bare:.3f}   (tokens per CPU second: {bare / ours:.3f} of the bare tokenizer)"
+    )
     return 0
 
 
@@ -83,13 +85,17 @@ def _bare(tokenizer: Tokenizer, texts: list[str]) -> int:
 
 def _pipeline(folders: list[Path], options: argparse.Namespace) -> int:
     source = StaticMixtureWorkSource(
-        datasets=[Dataset.from_path(f.name, str(f)) for f in folders],
-        mixture={f.name: 1.0 for f in folders}, seed=1)
+        datasets=[Dataset.from_path(f.name, str(f)) for f in folders], mixture={f.name: 1.0 for f in folders}, seed=1
+    )
     with tempfile.TemporaryDirectory() as folder:
         pipeline = (
-            Pipeline(source).tokenize(tokenizer_id=str(options.tokenizer), parallelism=options.workers)
-            .pack_flat(max_length=2048).shuffle(buffer_size=options.buffer).batch(microbatch_size=8)
-            .options(lanes=options.lanes, global_batch_size=8 * options.lanes, ledger=folder))
+            Pipeline(source)
+            .tokenize(tokenizer_id=str(options.tokenizer), parallelism=options.workers)
+            .pack_flat(max_length=2048)
+            .shuffle(buffer_size=options.buffer)
+            .batch(microbatch_size=8)
+            .options(lanes=options.lanes, global_batch_size=8 * options.lanes, ledger=folder)
+        )
         tokens = 0
         for batch in pipeline:
             tokens += batch.input.size

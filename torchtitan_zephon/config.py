@@ -61,7 +61,11 @@ class Recipe:
     shuffle_chunks: bool = setting(True, "Read the chunks of a source in a new order each epoch.")
     shuffle_records: bool = setting(True, "Permute the records inside each chunk.")
     shuffle_buffer_sequences: int = setting(
-        512, "Size of a lane's shuffle buffer in sequences; 0 turns it off.", low=0, high=2**20
+        128,
+        "Size of a lane's shuffle buffer in sequences; 0 turns it off. It grows from 16 by one for every two "
+        "sequences and empties at a flush, so it never holds more than 16 + flush_every_sequences / 2.",
+        low=0,
+        high=2**20,
     )
     shuffle_seed: int | None = setting(
         None, "Seed of the shuffle buffer; the same as `seed` if not given.", low=0, high=2**63 - 1
