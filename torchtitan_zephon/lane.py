@@ -57,6 +57,7 @@ class Lane:
         sources = len(program.source_names)
         start = SegmentStart.first(sources) if state is None else state.start
         self.balance = Balance()
+        self.taken_hash = b""
         self._planned = start.cursor
         self._pending: deque[tuple[Chunk, Cursor]] = deque()
         self._ready: deque[_Ready] = deque()
@@ -162,7 +163,8 @@ class Lane:
         else:
             entry = self._ready.popleft()
         sequence = entry.sequence
-        self._digest = hashlib.sha256(bytes.fromhex(self._digest) + sequence_hash(sequence)).hexdigest()
+        self.taken_hash = sequence_hash(sequence)
+        self._digest = hashlib.sha256(bytes.fromhex(self._digest) + self.taken_hash).hexdigest()
         self._sequences += 1
         self._delivered += 1
         self._source_digests = self.read_digests = entry.source_digests

@@ -14,34 +14,38 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import ZephonError
-from .lane import Lane, sequence_hash
 from .plan.layout import Layout
-from .records import Sequence
+
+
+class LaneEntry(NamedTuple):
+    """What one lane gave in a step: the hash over its sequences' hashes; what it read, a source each."""
+
+    lane: int
+    sha256: str
+    source_digests: tuple[str, ...]
 
 
 class LedgerWriter:
-    """Appends to ``<folder>/dp<rank>-of-<degree>.<host>.<pid>.jsonl``; a line is flushed at once."""
+    """Appends to ``<folder>/dp<rank>-of-<degree>.<host>.<pid>.jsonl``, a whole step at a time."""
 
     def __init__(self, folder: str, layout: Layout, source_names: tuple[str, ...]) -> None:
         self._names, self._lanes = source_names, layout.lanes
-        Path(folder).mkdir(parents=True, exist_ok=True)
         name = f"dp{layout.dp_rank}-of-{layout.dp_degree}.{socket.gethostname()}.{os.getpid()}.jsonl"
-        self._file = open(Path(folder) / name, "a", encoding="utf-8", buffering=1)
+        self._file = Path(folder) / name
 
-    def lane(self, step: int, lane: Lane, sequences: list[Sequence]) -> None:
-        """Write the line of one lane and step."""
-        h = hashlib.sha256()
-        for sequence in sequences:
-            h.update(sequence_hash(sequence))
-        digests = {n: d for n, d in zip(self._names, lane.read_digests, strict=True) if d}
-        self._file.write(
-            json.dumps(
-                {"step": step, "lane": lane.number, "lanes": self._lanes, "sha256": h.hexdigest(), "sources": digests}
-            )
-            + "\n"
-        )
+    def write(self, step: int, entries: list[LaneEntry]) -> None:
+        """Write the lines of this rank's lanes for one step."""
+        lines = []
+        for entry in entries:
+            digests = {n: d for n, d in zip(self._names, entry.source_digests, strict=True) if d}
+            line = {"step": step, "lane": entry.lane, "lanes": self._lanes, "sha256": entry.sha256, "sources": digests}
+            lines.append(json.dumps(line) + "\n")
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._file, "a", encoding="utf-8") as f:
+            f.write("".join(lines))
 
 
 @dataclass(frozen=True, slots=True)

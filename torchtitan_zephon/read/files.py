@@ -77,7 +77,8 @@ def _files(name: str, path: str) -> tuple[Path, list[Path]]:
     if not path:
         raise SourceError(f'source {name!r} has no path; write path = "FOLDER or FILE or GLOB".')
     if given.is_file():
-        return given.parent.resolve(), [given.resolve()]
+        root = given.parent.resolve()
+        return root, [root / given.name]  # not resolved: a link's own name says the format
     if given.is_dir():
         root = given.resolve()
         found = [Path(folder, f) for folder, folders, files in os.walk(root) if _visible(folders) for f in files]

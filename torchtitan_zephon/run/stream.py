@@ -9,6 +9,7 @@ Owner of everything here: the thread that iterates.
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from typing import Any
 from ..config import RunSettings
 from ..errors import ConfigError, StateError
 from ..lane import Lane
-from ..ledger import LedgerWriter
+from ..ledger import LaneEntry, LedgerWriter
 from ..plan.layout import Layout
 from ..program import Program
 from ..records import Balance, Batch, Sequence, Tokens
@@ -92,11 +93,15 @@ class RankStream:
         """Take one step's sequences from every lane and cut them into local batches."""
         sequences: list[Sequence] = []
         step = self._step + 1
+        entries: list[LaneEntry] = []
         for lane in self._lanes.values():
-            taken = [self._take(lane) for _ in range(self.layout.lane_sequences)]
-            sequences += taken
-            if self._ledger:
-                self._ledger.lane(step, lane, taken)
+            hashes = hashlib.sha256()
+            for _ in range(self.layout.lane_sequences):
+                sequences.append(self._take(lane))
+                hashes.update(lane.taken_hash)
+            entries.append(LaneEntry(lane.number, hashes.hexdigest(), lane.read_digests))
+        if self._ledger:
+            self._ledger.write(step, entries)
         self._fetch_ahead()
         size = self.layout.local_batch_size
         self._batches.extend(Batch.of(sequences[i : i + size], step) for i in range(0, len(sequences), size))
