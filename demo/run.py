@@ -33,6 +33,7 @@ TIMEOUT_S = 900
 
 STEP = re.compile(r"\bstep:\s*(\d+)\b(?:.*?\bloss:\s*([\d.]+))?")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
+AFTERMATH = re.compile(r"Sending process \d+ closing signal|failed \(exitcode")
 REFUSAL = re.compile(r"\b(?:RecipeChangedError|ReplayError|StateError|SourceError)\b: ")
 
 
@@ -120,8 +121,10 @@ def show(line: str, *, live: bool) -> None:
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log, without colours."""
+    """The last lines of a log, without colours and without torchrun's account of how the ranks ended."""
     lines = COLOUR.sub("", log.read_text("utf-8", "replace")).splitlines()
+    end = next((n for n, line in enumerate(lines) if AFTERMATH.search(line)), len(lines))
+    lines = lines[:end] or lines
     return "\n".join([f"last lines of {log}:", *(f"  | {line}" for line in lines[-LOG_LINES_SHOWN:])])
 
 
