@@ -52,6 +52,7 @@ class RankStream:
         self._tokens_per_mib: tuple[int, ...] | None = None
         self._saved: dict[int, LaneState] = {}
         self._lanes: dict[int, Lane] = {}
+        self._active: list[Lane] = []
         self._work: dict[int, deque[tuple[Future[Tokens], int]]] = {}
         self._bytes_out = 0
         self._step = 0
@@ -129,10 +130,10 @@ class RankStream:
         return True
 
     def _fetch_ahead(self) -> None:
-        """Keep a chunk of every lane in work, and two calls a worker queued, as far as the credit goes."""
-        depth = max(1, -(-2 * self.settings.workers // len(self._lanes)))
+        """Keep a chunk of every active lane in work, and two calls a worker queued, as the credit goes."""
+        depth = max(1, -(-2 * self.settings.workers // len(self._active)))
         for level in range(depth):
-            for lane in self._lanes.values():
+            for lane in self._active:
                 waiting = len(self._work[lane.number])
                 if waiting <= level and (not waiting or self._bytes_out < self.settings.prefetch_bytes):
                     self._fetch(lane)
@@ -149,17 +150,19 @@ class RankStream:
         self._lanes = {n: Lane(self.program.lane(n, self._tokens_per_mib), self._saved.get(n)) for n in numbers}
         self._work = {n: deque() for n in numbers}
         self._bytes_out = 0
-        self._fetch_ahead()
         self._replay()
+        self._active = list(self._lanes.values())
+        self._fetch_ahead()
         if not self.program.recipe.repeat:
             self._last_step = self._count_steps()
 
     def _replay(self) -> None:
         """Read again what the trainer took of the segments at hand, all lanes in step, and compare."""
         for i in range(max((s.delivered for s in self._saved.values()), default=0)):
-            for n, saved in self._saved.items():
-                if i < saved.delivered:
-                    self._take(self._lanes[n])
+            behind = [self._lanes[n] for n, saved in self._saved.items() if i < saved.delivered]
+            self._active = behind  # the workers are for the lanes that still have far to go
+            for lane in behind:
+                self._take(lane)
         for n, saved in self._saved.items():
             self._lanes[n].check_replay(saved)
         self._saved = {}
