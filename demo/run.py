@@ -33,8 +33,9 @@ TIMEOUT_S = 900
 
 STEP = re.compile(r"\bstep:\s*(\d+)\b(?:.*?\bloss:\s*([\d.]+))?")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
+OTHER_LINE = re.compile(r"^\[titan\]|^/\S+:\d+: ")
 AFTERMATH = re.compile(r"Sending process \d+ closing signal|failed \(exitcode")
-REFUSAL = re.compile(r"\b(?:RecipeChangedError|ReplayError|StateError|SourceError)\b: ")
+REFUSAL = re.compile(r"^torchtitan_zephon: (?!CPU mode)")
 
 
 class Failed(Exception):
@@ -204,8 +205,11 @@ def change_a_byte() -> None:
     if not execute(resumed):
         raise Failed("The resume was NOT refused, although a source had changed.")
     refusal = find_refusal(resumed.log)
-    if "books" not in refusal:
-        raise Failed(f"The resume ended, but not with a refusal that names source 'books'.\n{tail(resumed.log)}")
+    if "checkpoint" not in refusal or "books" not in refusal or shard.name not in refusal:
+        raise Failed("The resume ended, but not with a refusal that names source 'books' and the file.\n"
+                     f"{tail(resumed.log)}")
+    if trained := [step for step in hashes(resumed.folder) if step > STOP]:
+        raise Failed(f"The resume was refused only after it had delivered {trained}.")
     print(f"\nRefused, as it must be:\n\n{refusal}")
 
 
@@ -222,18 +226,14 @@ def flip_letter(shard: Path) -> str:
 
 
 def find_refusal(log: Path) -> str:
-    """The refusal's text in a log: from the error's name to the next line of another kind; '' if none."""
-    text = COLOUR.sub("", log.read_text("utf-8", "replace"))
-    lines = [re.sub(r"^\[rank\d+\]:\s?", "", line) for line in text.splitlines()]
-    for number, line in enumerate(lines):
-        if found := REFUSAL.search(line):
-            message = [line[found.start():]]
-            for following in lines[number + 1:]:
-                if not following.startswith(" ") or following.lstrip().startswith("File "):
-                    break
-                message.append(following)
-            return "\n".join(message)
-    return ""
+    """The paragraph with which the trainer ended, up to the next log line, warning or torchrun's; '' if none."""
+    lines = COLOUR.sub("", log.read_text("utf-8", "replace")).splitlines()
+    starts = [n for n, line in enumerate(lines) if REFUSAL.search(line)]
+    if not starts:
+        return ""
+    message = lines[starts[0]:]
+    end = next((n for n, line in enumerate(message) if AFTERMATH.search(line) or OTHER_LINE.search(line)), len(message))
+    return "\n".join(message[:end])
 
 
 def fresh(*runs: Run) -> None:
