@@ -25,12 +25,13 @@ BOS, EOS = "<|begin|>", "<|end|>"
 """The special tokens of the small tokenizer; ids 0 and 1."""
 SEQ_LEN = 32
 
-_WORDS = (
+_VOCABULARY = (
     "the of and to in a is that for it was on are as with be at by this from had not but what all were when we there "
     "can an your which said if do will each about how up out them then she many some so these would other into has "
     "more her two like him see time could no make than first been its who now people my made over did down only way "
     "find use may water long little very after words called just where most know naïve Grüße 東京 🚀"
-).split()
+)
+_WORDS = _VOCABULARY.split()
 
 
 def text_of(n: int, words: int = 12) -> str:
@@ -113,7 +114,7 @@ def small_pipeline(
     """A pipeline over ``sources`` (name to path) with buffers so small that every test meets flushes."""
     source = StaticMixtureWorkSource(
         datasets=[Dataset.from_path(name, str(path)) for name, path in sources.items()],
-        mixture={name: 1.0 for name in sources} if weights is None else weights,
+        mixture=dict.fromkeys(sources, 1.0) if weights is None else weights,
         seed=seed,
         repeat=repeat,
         **{"chunk_bytes": 4096, **source_settings},
