@@ -1,7 +1,8 @@
 """The batch ledger: the SHA-256 of every global batch, the same for every rank count.
 
-What flows in: the sequences each lane gave in a step. Each process appends a line a lane and step
-to a file of its own (no rank waits for another). What flows out: ``read_ledger`` joins the files:
+What flows in: the hashes of what each lane gave in a step. Each process appends a line a lane and step
+to a file of its own (no rank waits for another), in a folder named after the recipe, so that a new
+stream in the same run folder does not mix with the old. What flows out: ``read_ledger`` joins the files:
 the hash of a step is the hash over its lanes' hashes in lane order. A step seen twice (tensor-
 parallel peers, a stretch run again after a restart) must agree with itself, or reading fails.
 """
@@ -31,10 +32,10 @@ class LaneEntry(NamedTuple):
 class LedgerWriter:
     """Appends to ``<folder>/dp<rank>-of-<degree>.<host>.<pid>.jsonl``, a whole step at a time."""
 
-    def __init__(self, folder: str, layout: Layout, source_names: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, layout: Layout, source_names: tuple[str, ...]) -> None:
         self._names, self._lanes = source_names, layout.lanes
         name = f"dp{layout.dp_rank}-of-{layout.dp_degree}.{socket.gethostname()}.{os.getpid()}.jsonl"
-        self._file = Path(folder) / name
+        self._file = folder / name
 
     def write(self, step: int, entries: list[LaneEntry]) -> None:
         """Write the lines of this rank's lanes for one step."""
@@ -65,11 +66,17 @@ class StepRecord:
 
 
 def read_ledger(folder: str | Path) -> dict[int, StepRecord]:
-    """The complete steps in the ledger at ``folder``, by step. Raises ``ZephonError``.
+    """The complete steps in the ledger at ``folder`` or in its only subfolder. Raises ``ZephonError``.
 
     A step that some lane did not write (a run that was killed) is left out.
     """
-    files = sorted(Path(folder).glob("*.jsonl"))
+    files = sorted(Path(folder).rglob("*.jsonl"))
+    streams = sorted({f.parent.name for f in files})
+    if len(streams) > 1:
+        raise ZephonError(
+            f"{str(folder)!r} holds the ledgers of {len(streams)} streams (a changed recipe or global batch size "
+            f"begins a new one): {', '.join(streams)}. Name one of these subfolders."
+        )
     if not files:
         raise ZephonError(
             f"there is no ledger at {str(folder)!r}; a job writes one to <dump_folder>/ledger with "

@@ -32,7 +32,7 @@ _JOB = """
 | `recipe` | none | A recipe file, relative to the job file. |
 | `ledger` | `false` | Write the SHA-256 of every global batch to `<dump_folder>/ledger`. |
 | `device` | `"auto"` | `"auto"` trains on a CPU only where there is no accelerator; `"cpu"` always. |
-| `validation` | none | A table with `sources` (and any key of the stream) for TorchTitan's validator; the rest is taken from the job, without shuffling. |
+| `validation` | none | `sources` (and any key of the stream) for TorchTitan's validator; the rest is the job's, unshuffled. |
 """
 
 

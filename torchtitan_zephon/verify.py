@@ -97,7 +97,7 @@ def _lane_parting(a: LaneState, b: LaneState, names: list[str]) -> str:
 def _kind(path: Path) -> str:
     if (path / ".metadata").is_file():
         return "checkpoint"
-    if any(_ledger_folder(path).glob("*.jsonl")):
+    if any(_ledger_folder(path).rglob("*.jsonl")):
         return "ledger"
     raise ZephonError(
         f"{str(path)!r} is neither a checkpoint (a folder step-N with .metadata) nor a ledger (a folder of "

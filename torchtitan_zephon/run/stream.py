@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from ..config import RunSettings
@@ -61,7 +62,10 @@ class RankStream:
         self._ended = False
         self._failure: BaseException | None = None
         self._pool: Pool | None = None
-        self._ledger = LedgerWriter(settings.ledger, layout, program.names) if settings.ledger else None
+        self._ledger: LedgerWriter | None = None
+        if settings.ledger:
+            stream = recipe_hash({"recipe": program.identity, "global_batch_size": layout.global_batch_size})
+            self._ledger = LedgerWriter(Path(settings.ledger) / stream[:12], layout, program.names)
 
     # ---- reading
 
