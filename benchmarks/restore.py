@@ -76,9 +76,7 @@ def main() -> int:
 def states_at(pipeline: Pipeline, steps: list[int]) -> dict[int, dict]:
     """The state at the end of each of ``steps``, in one run."""
     stream, states = pipeline.stream, {}
-    done = 0
-    for batch in pipeline:
-        done += 1
+    for done, batch in enumerate(pipeline, 1):
         if done % stream.layout.local_batches == 0 and batch.step in steps:
             states[batch.step] = stream.state_dict()
             if batch.step == steps[-1]:

@@ -19,7 +19,7 @@ from .lane import LaneProgram
 from .ops.tokenize import Tokenize, TokenizerSpec
 from .plan import keyed
 from .plan.chunking import Chunk, ChunkTable, cut
-from .plan.cursor import LanePlan, order_keys
+from .plan.cursor import LanePlan, lane_offsets, order_keys
 from .plan.mixture import Mixture, integer_weights, lane_phases
 from .read.files import Manifest
 from .read.records import Function, Source
@@ -94,6 +94,7 @@ class Program:
             lane=lane,
             lanes=r.lanes,
             tables=self.tables,
+            offsets=lane_offsets(r.seed, self.names, r.lanes),
             order_keys=order_keys(r.seed, self.names) if r.shuffle_chunks else None,
             tokens_per_mib=tuple(tokens_per_mib),
             mixture=Mixture(
