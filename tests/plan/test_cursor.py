@@ -1,0 +1,147 @@
+"""A lane's plan: over one epoch all lanes together read each chunk of each source exactly once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from tests.strategies import chunk_tables
+from torchtitan_zephon.plan.chunking import Chunk, ChunkTable, Pieces, cut
+from torchtitan_zephon.plan.cursor import Cursor, LanePlan, lane_offsets, order_keys
+from torchtitan_zephon.plan.mixture import Mixture
+
+
+def plan_of(tables: list[ChunkTable], lane: int, lanes: int, *, repeat: bool, shuffle: bool = True) -> LanePlan:
+    """An even mixture of ``tables``, at one token a byte."""
+    names = [f"s{i}" for i in range(len(tables))]
+    return LanePlan(
+        lane=lane,
+        lanes=lanes,
+        tables=tuple(tables),
+        offsets=tuple(3 * s % lanes for s in range(len(tables))),
+        order_keys=order_keys(5, names) if shuffle else None,
+        tokens_per_mib=(2**20,) * len(tables),
+        mixture=Mixture((1,) * len(tables), (lane,) * len(tables)),
+        repeat=repeat,
+    )
+
+
+def chunks_of(plan: LanePlan, most: int = 100_000) -> list[Chunk]:
+    """The first ``most`` chunks of ``plan``, or all."""
+    cursor, chunks = Cursor.start(len(plan.tables)), []
+    while len(chunks) < most and (step := plan.next(cursor)):
+        chunk, cursor = step
+        chunks.append(chunk)
+    return chunks
+
+
+def all_chunks(table: ChunkTable, epoch: int = 0) -> list[Chunk]:
+    """Every chunk of one epoch, in shard order."""
+    found = []
+    for run in range(table.num_runs):
+        last = False
+        k = 0
+        while not last:
+            chunk, last = table.chunk(epoch, run, k)
+            found.append(chunk)
+            k += 1
+    return found
+
+
+def jsonl_table(num_bytes: int, lanes: int, source: int = 0) -> ChunkTable:
+    sizes = np.array([num_bytes], np.int64)
+    return cut(source, Pieces(sizes, sizes, True), 4096, lanes)
+
+
+@given(st.data(), st.integers(1, 9), st.booleans())
+def test_a_finite_pass_reads_each_chunk_once(data: st.DataObject, lanes: int, shuffle: bool) -> None:
+    tables = [data.draw(chunk_tables(s, lanes)) for s in range(data.draw(st.integers(1, 3)))]
+    read = [
+        chunk
+        for lane in range(lanes)
+        for chunk in chunks_of(plan_of(tables, lane, lanes, repeat=False, shuffle=shuffle))
+    ]
+    assert Counter(read) == Counter(chunk for table in tables for chunk in all_chunks(table))
+
+
+@given(st.data(), st.integers(1, 9), st.booleans())
+def test_a_repeating_stream_reads_each_chunk_once_an_epoch(data: st.DataObject, lanes: int, shuffle: bool) -> None:
+    table = data.draw(chunk_tables(0, lanes))
+    read: Counter[Chunk] = Counter()
+    for lane in range(lanes):
+        plan = plan_of([table], lane, lanes, repeat=True, shuffle=shuffle)
+        # Enough to be through with three epochs in every lane.
+        read.update(chunks_of(plan, table.run_chunks * (4 * table.num_runs // lanes + 4)))
+    for epoch in range(3):
+        assert Counter({c: n for c, n in read.items() if c.epoch == epoch}) == Counter(all_chunks(table, epoch))
+
+
+@pytest.mark.parametrize("lanes", [2, 5, 64])
+def test_a_source_smaller_than_the_lanes_still_feeds_every_lane(lanes: int) -> None:
+    table = jsonl_table(5000, lanes)
+    assert table.num_runs == 2
+    firsts = [chunks_of(plan_of([table], lane, lanes, repeat=True), 1)[0] for lane in range(lanes)]
+    assert Counter(c.epoch for c in firsts) == Counter(lane // 2 for lane in range(lanes))
+
+
+def test_without_shuffling_lanes_take_turns_in_file_order() -> None:
+    table = jsonl_table(4096 * 12, 3)
+    for lane in range(3):
+        numbers = [c.number for c in chunks_of(plan_of([table], lane, 3, repeat=False, shuffle=False))]
+        assert numbers == [lane, lane + 3, lane + 6, lane + 9]
+
+
+def test_many_sources_of_one_chunk_are_spread_over_the_lanes() -> None:
+    offsets = lane_offsets(5, [f"s{i}" for i in range(800)], 8)
+    counts = np.bincount(offsets, minlength=8)
+    assert len(counts) == 8
+    assert counts.min() > 70
+    assert lane_offsets(5, ["s1"], 8) == offsets[1:2]  # a source's offset does not depend on the others
+
+
+def test_every_epoch_and_every_source_has_an_order_of_its_own() -> None:
+    tables = [jsonl_table(4096 * 20, 1, source) for source in (0, 1)]
+    read = chunks_of(plan_of(tables, 0, 1, repeat=True), 80)
+    orders = [
+        [c.number for c in read if (c.source, c.epoch) == (source, epoch)] for source in (0, 1) for epoch in (0, 1)
+    ]
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+    assert list(range(20)) not in orders
+
+
+def test_the_other_sources_go_on_where_one_has_ended() -> None:
+    tables = [jsonl_table(4096 * 2, 1, 0), jsonl_table(4096 * 9, 1, 1)]
+    sources = [c.source for c in chunks_of(plan_of(tables, 0, 1, repeat=False))]
+    assert sources == [0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1]
+
+
+@given(st.data(), st.integers(1, 4), st.booleans())
+def test_a_plan_goes_on_from_any_cursor_as_if_it_had_not_stopped(data: st.DataObject, lanes: int, repeat: bool) -> None:
+    tables = [data.draw(chunk_tables(s, lanes)) for s in range(2)]
+    plan = plan_of(tables, 0, lanes, repeat=repeat)
+    whole = chunks_of(plan, 60)
+    cursor = Cursor.start(2)
+    for n, expected in enumerate(whole):
+        again = plan_of(tables, 0, lanes, repeat=repeat)
+        chunk, cursor = again.next(Cursor(*cursor)) or pytest.fail(f"ended after {n}")
+        assert chunk == expected
+
+
+def test_tokens_are_scheduled_by_planned_bytes_and_measured_rate() -> None:
+    table = jsonl_table(4096 * 8, 1)
+    plan = LanePlan(
+        lane=0,
+        lanes=1,
+        tables=(table,),
+        offsets=(0,),
+        order_keys=None,
+        tokens_per_mib=(2**18,),
+        mixture=Mixture((1,), (0,)),
+        repeat=True,
+    )
+    _, cursor = plan.next(Cursor.start(1)) or pytest.fail("empty")
+    assert cursor == Cursor((1,), (0,), (1024,))
