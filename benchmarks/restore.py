@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import itertools
 import json
 import statistics
 import subprocess
@@ -47,7 +48,7 @@ def main() -> int:
         print(json.dumps(restore(options)))
         return 0
     groups = {"early": [6, 8, 10, 12, 14], "late": [996, 998, 1000, 1002, 1004]}
-    states = states_at(build(options.corpus, options.tokenizer), sorted(sum(groups.values(), [])))
+    states = states_at(build(options.corpus, options.tokenizer), sorted(itertools.chain(*groups.values())))
     means: dict[str, list[float]] = {}
     print("   step  bytes/lane (max)  of it carry  carry tokens  replayed sequences  restore s")
     for name, steps in groups.items():
