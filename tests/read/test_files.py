@@ -1,0 +1,192 @@
+"""Listing a source: an order and a fingerprint that depend on names and bytes alone."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios import write_jsonl, write_parquet
+from torchtitan_zephon import SourceError
+from torchtitan_zephon.read import files
+from torchtitan_zephon.read.files import list_source
+
+NAMES = ["part-2.jsonl", "part-10.jsonl", "Zebra.jsonl", "a/b.jsonl", "a.jsonl", "a-b.jsonl", "ä.jsonl", "東.jsonl"]
+BYTEWISE = ["Zebra.jsonl", "a-b.jsonl", "a.jsonl", "a/b.jsonl", "part-10.jsonl", "part-2.jsonl", "ä.jsonl", "東.jsonl"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for n, name in enumerate(NAMES):
+        write_jsonl(tmp_path / name, [f"document {n}"])
+    return tmp_path
+
+
+def names_of(path: Path | str) -> list[str]:
+    return [shard.name for shard in list_source("s", str(path)).shards]
+
+
+def test_shards_are_in_bytewise_order_of_their_relative_path(folder: Path) -> None:
+    assert names_of(folder) == BYTEWISE
+
+
+@pytest.mark.parametrize("turn", [slice(None, None, -1), slice(None)])
+def test_the_order_does_not_depend_on_the_order_of_the_listing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, turn: slice
+) -> None:
+    walk, globbed = os.walk, glob.glob
+
+    def other_walk(root: Any) -> Iterator[tuple[str, list[str], list[str]]]:
+        for path, folders, found in walk(root):
+            folders.sort()
+            folders[:] = folders[turn]
+            yield path, folders, sorted(found)[turn]
+
+    def other_glob(*args: Any, **kwargs: Any) -> list[str]:
+        return sorted(globbed(*args, **kwargs))[turn]
+
+    monkeypatch.setattr(os, "walk", other_walk)
+    monkeypatch.setattr(glob, "glob", other_glob)
+    assert names_of(folder) == BYTEWISE
+    assert names_of(f"{folder}/**/*.jsonl") == BYTEWISE
+
+
+def test_a_file_and_a_glob_name_shards_relative_to_their_fixed_part(folder: Path) -> None:
+    assert names_of(folder / "a" / "b.jsonl") == ["b.jsonl"]
+    assert names_of(f"{folder}/part-*.jsonl") == ["part-10.jsonl", "part-2.jsonl"]
+    assert names_of(f"{folder}/*/b.jsonl") == ["a/b.jsonl"]
+
+
+def test_a_source_that_was_moved_is_the_same_source(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    before = list_source("s", str(folder))
+    moved = tmp_path_factory.mktemp("elsewhere") / "data"
+    folder.rename(moved)
+    after = list_source("other name", str(moved))
+    assert after.shards == before.shards
+    assert after.path(0) == moved / "Zebra.jsonl"
+
+
+def test_a_relative_path_and_a_link_are_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder.parent / "link").symlink_to(folder)
+    monkeypatch.chdir(folder.parent)
+    assert (
+        list_source("s", "link").shards == list_source("s", folder.name).shards == list_source("s", str(folder)).shards
+    )
+
+
+def test_a_link_is_read_under_its_own_name(folder: Path) -> None:
+    (folder / "blob").write_bytes(b'{"text": "x"}\n')
+    (folder / "named.jsonl").symlink_to(folder / "blob")
+    assert names_of(folder / "named.jsonl") == ["named.jsonl"]
+
+
+def test_hidden_files_and_folders_are_left_out(folder: Path) -> None:
+    for name in (".hidden.jsonl", "_meta.jsonl", ".cache/x.jsonl", "_temporary/x.jsonl"):
+        write_jsonl(folder / name, ["no"])
+    assert names_of(folder) == BYTEWISE
+
+
+def test_json_is_read_where_it_is_named_and_left_out_of_a_folder(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.json", ["one"])
+    write_jsonl(tmp_path / "b.ndjson", ["two"])
+    assert names_of(tmp_path) == ["b.ndjson"]
+    assert list_source("s", str(tmp_path / "a.json")).format == "jsonl"
+
+
+def refusal(path: Path | str) -> str:
+    with pytest.raises(SourceError) as refused:
+        list_source("wiki", str(path))
+    return str(refused.value)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == f"source 'wiki': no .jsonl, .ndjson, .parquet file at {str(tmp_path)!r} (it is empty)."
+
+
+def test_unknown_types_are_refused_by_what_was_found(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.txt", "README"):
+        (tmp_path / name).write_text("x", "utf-8")
+    assert "found only .csv, .txt, README" in refusal(tmp_path)
+    assert "a.csv' is neither JSONL" in refusal(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst", ".bz2", ".xz", ".lz4"])
+def test_compressed_files_are_refused_by_name(ending: str, folder: Path) -> None:
+    (folder / f"part-3.jsonl{ending}").write_bytes(b"x")
+    assert f"'part-3.jsonl{ending}' is compressed (1 such files" in refusal(folder)
+
+
+def test_mixed_formats_are_refused_with_a_glob_that_works(folder: Path) -> None:
+    write_parquet(folder / "copy.parquet", ["one"])
+    text = refusal(folder)
+    assert "both jsonl and parquet files" in text
+    suggested = text.split("such as ")[1].strip("'.")
+    assert names_of(suggested) == ["copy.parquet"]
+
+
+@pytest.mark.parametrize("path", ["nowhere", "no/such/*.jsonl", ""])
+def test_a_path_with_nothing_there_is_refused(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refusal(path).startswith("source 'wiki'")
+
+
+def test_a_remote_path_is_refused_with_the_way_out() -> None:
+    assert "Download it first" in refusal("hf://some/data")
+
+
+def test_files_without_a_byte_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    (tmp_path / "b.jsonl").touch()
+    assert "all 2 files" in refusal(tmp_path)
+
+
+@pytest.mark.xfail(strict=True, raises=FileNotFoundError, reason="a bare error that names no source")
+def test_a_link_that_leads_nowhere_is_refused_by_name(folder: Path) -> None:
+    (folder / "gone.jsonl").symlink_to(folder / "nothing")
+    assert "gone.jsonl" in refusal(folder)
+
+
+@pytest.mark.parametrize("at", [0, 100, 4999])
+def test_the_sample_of_a_small_source_sees_one_changed_byte(at: int, tmp_path: Path) -> None:
+    data = bytearray(b"x" * 5000)
+    (tmp_path / "a.jsonl").write_bytes(data)
+    write_jsonl(tmp_path / "b.jsonl", ["same"])
+    before = list_source("s", str(tmp_path)).shards
+    data[at] = ord("y")
+    (tmp_path / "a.jsonl").write_bytes(data)
+    after = list_source("s", str(tmp_path)).shards
+    assert after[0].num_bytes == before[0].num_bytes
+    assert after[0].sample != before[0].sample
+    assert after[1] == before[1]
+
+
+@pytest.mark.parametrize("at", [0, 9_999])
+def test_the_sample_of_a_large_source_covers_the_ends_of_each_file(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "SAMPLE_BYTES", 4000)
+    data = bytearray(b"x" * 10_000)
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_bytes(data)
+    before = list_source("s", str(tmp_path)).shards
+    assert before[0].sample == before[1].sample
+    data[at] = ord("y")
+    (tmp_path / "b.jsonl").write_bytes(data)
+    after = list_source("s", str(tmp_path)).shards
+    assert after[0] == before[0]
+    assert after[1].sample != before[1].sample
+
+
+def test_of_very_many_files_some_are_sampled_and_all_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MOST_SAMPLED_SHARDS", 4)
+    for n in range(10):
+        write_jsonl(tmp_path / f"{n}.jsonl", [str(n)])
+    shards = list_source("s", str(tmp_path)).shards
+    assert len(shards) == 10
+    assert [n for n, shard in enumerate(shards) if shard.sample] == [0, 3, 6, 9]
