@@ -1,0 +1,348 @@
+"""The checkpoint's schema: the same bytes both ways, small, and refused by name when anything is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from tests.strategies import documents, tokens_of
+from torchtitan_zephon import RecipeChangedError, StateError
+from torchtitan_zephon.plan.cursor import Cursor
+from torchtitan_zephon.records import Balance, Tokens
+from torchtitan_zephon.state import (
+    FORMAT,
+    NO_DIGEST,
+    LaneState,
+    SegmentStart,
+    StreamState,
+    check_recipe,
+    decode_lane,
+    decode_stream,
+    encode_lane,
+    encode_stream,
+    recipe_hash,
+)
+
+LARGE = st.integers(0, 2**62)
+hexes = st.integers(0, 2**256 - 1).map(lambda n: f"{n:064x}")
+
+
+@st.composite
+def lane_states(draw: st.DrawFn, sources: int = 2) -> LaneState:
+    def integers() -> tuple[int, ...]:
+        return tuple(draw(st.lists(LARGE, min_size=sources, max_size=sources)))
+
+    digests = st.one_of(st.just(""), st.integers(0, 2**64 - 1).map(lambda n: f"{n:016x}"))
+    carry = tokens_of([d for d in draw(documents(9, most=4)) if len(d.ids) > 1])
+    return LaneState(
+        draw(st.integers(0, 65535)),
+        SegmentStart(draw(LARGE), Cursor(integers(), integers(), integers()), integers(), carry, draw(hexes)),
+        draw(LARGE),
+        draw(LARGE),
+        draw(hexes),
+        tuple(draw(st.lists(digests, min_size=sources, max_size=sources))),
+    )
+
+
+def same(a: LaneState, b: LaneState) -> bool:
+    """Equality, with the carry compared by content: ids, offsets, origin and their types."""
+    x, y = a.start.carry, b.start.carry
+    columns = all(
+        np.array_equal(getattr(x, c), getattr(y, c)) and getattr(x, c).dtype == getattr(y, c).dtype
+        for c in ("ids", "offsets", "origin")
+    )
+    none = Tokens.empty()
+    return columns and replace(a, start=replace(a.start, carry=none)) == replace(b, start=replace(b.start, carry=none))
+
+
+@given(st.data(), st.integers(1, 5))
+def test_a_lane_state_comes_back_and_gives_the_same_bytes(data: st.DataObject, sources: int) -> None:
+    state = data.draw(lane_states(sources))
+    encoded = encode_lane(state)
+    decoded = decode_lane(encoded, state.lane, sources)
+    assert same(decoded, state)
+    assert encode_lane(decoded) == encoded
+    assert encode_lane(decode_lane(bytearray(encoded), state.lane, sources)) == encoded
+
+
+@pytest.mark.parametrize("token", [0, 1, 255, 256, 65_535, 65_536, 2**24 - 1])
+def test_a_carried_token_of_any_vocabulary_survives(token: int) -> None:
+    carry = Tokens(
+        np.array([token, 1, token], np.int32), np.array([0, 3], np.int64), np.array([[1, 2, 2**40]], np.int64)
+    )
+    state = replace(LANE, start=replace(LANE.start, carry=carry))
+    assert same(decode_lane(encode_lane(state), 7, 2), state)
+
+
+@pytest.mark.xfail(strict=True, reason="ids of 2**24 and more lose their upper byte without a word")
+def test_a_carried_token_too_large_for_the_format_is_refused() -> None:
+    carry = Tokens(np.array([2**24, 1], np.int32), np.array([0, 2], np.int64), np.array([[0, 0, 0]], np.int64))
+    state = replace(LANE, start=replace(LANE.start, carry=carry))
+    try:
+        encoded = encode_lane(state)
+    except (StateError, AssertionError):
+        return
+    assert same(decode_lane(encoded, 7, 2), state)
+
+
+def test_the_balance_of_the_carry_is_not_state() -> None:
+    carry = tokens_of([])
+    carry.balance.add(Balance(records=5))
+    assert encode_lane(replace(LANE, start=replace(LANE.start, carry=carry))) == encode_lane(LANE)
+
+
+recipes = st.dictionaries(
+    st.text("abz_", min_size=1, max_size=6),
+    st.recursive(
+        st.one_of(st.integers(-(2**60), 2**60), st.booleans(), st.text(max_size=8), st.floats(0, 1), st.none()),
+        lambda inner: st.dictionaries(st.text("ab.東", min_size=1, max_size=4), inner, max_size=3),
+        max_leaves=6,
+    ),
+    max_size=5,
+)
+
+
+@given(recipes, st.one_of(st.none(), st.lists(LARGE, max_size=4).map(tuple)), LARGE, LARGE)
+def test_a_stream_state_comes_back_and_gives_the_same_bytes(
+    recipe: dict[str, Any], measured: tuple[int, ...] | None, batch: int, step: int
+) -> None:
+    state = StreamState(recipe, measured, batch, step)
+    encoded = encode_stream(state)
+    assert decode_stream(encoded) == state
+    assert encode_stream(decode_stream(encoded)) == encoded
+
+
+def test_the_bytes_are_canonical_json_that_a_person_can_read() -> None:
+    for data in (encode_lane(LANE), encode_stream(STREAM)):
+        value = json.loads(data)
+        assert value["format"] == FORMAT
+        assert data == json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    assert "東京" in encode_stream(STREAM).decode()
+
+
+LANE = LaneState(
+    7,
+    SegmentStart(3, Cursor((4, 5), (0, 2), (1000, 2000)), (900, 2100), tokens_of([]), "1" * 64),
+    12,
+    345,
+    "2" * 64,
+    ("00112233aabbccdd", ""),
+)
+STREAM = StreamState({"lanes": 8, "sources": {"東京": {"weight": 0.5}}}, (300_000, 250_000), 64, 99)
+
+
+def decode(kind: str, data: object) -> object:
+    return decode_lane(data, 7, 2) if kind == "lane" else decode_stream(data)
+
+
+VALUES: dict[str, dict[str, Any]] = {
+    "lane": json.loads(encode_lane(LANE)),
+    "stream": json.loads(encode_stream(STREAM)),
+}
+NAMES = {"lane": "the state of lane 7", "stream": "the loader state"}
+FIELDS = [(kind, field) for kind, value in VALUES.items() for field in sorted(value)]
+
+
+def sealed(kind: str, value: dict[str, Any]) -> bytes:
+    """``value`` with a check sum that fits, so that only the schema can object."""
+    body = {name: v for name, v in value.items() if name != "check"}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    check = {"check": hashlib.blake2b(text.encode(), digest_size=8).hexdigest()} if "check" in value else {}
+    return json.dumps({**body, **check}, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_the_helper_seals_as_the_code_does(kind: str) -> None:
+    assert sealed(kind, VALUES[kind]) == {"lane": encode_lane(LANE), "stream": encode_stream(STREAM)}[kind]
+
+
+@pytest.mark.parametrize(("kind", "field"), FIELDS)
+def test_a_missing_field_is_refused_by_name(kind: str, field: str) -> None:
+    value = {name: v for name, v in VALUES[kind].items() if name != field}
+    with pytest.raises(StateError, match=rf"{NAMES[kind]} .*damaged: field '{field}' is missing"):
+        decode(kind, sealed(kind, value))
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_an_extra_field_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(StateError, match="unknown field 'extra'"):
+        decode(kind, sealed(kind, {**VALUES[kind], "extra": 1}))
+
+
+WRONG: dict[type, list[Any]] = {
+    int: ["1", None, 1.5, [1]],
+    str: [1, None, ["a"]],
+    list: ["a", 1, None, {}],
+    dict: ["a", 1, None, []],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "wrong"),
+    [
+        (kind, field, wrong)
+        for kind, field in FIELDS
+        if field != "tokens_per_mib"
+        for wrong in WRONG[type(VALUES[kind][field])]
+    ],
+)
+def test_a_field_of_the_wrong_type_is_refused_by_name_and_type(kind: str, field: str, wrong: Any) -> None:
+    value = {**VALUES[kind], field: wrong}
+    data = sealed(kind, value) if field != "check" else json.dumps(value).encode()
+    with pytest.raises(StateError, match=rf"field '{field}' is a {type(wrong).__name__}, not"):
+        decode(kind, data)
+
+
+@pytest.mark.xfail(strict=True, reason="the inside of lists and the tokens per MiB are not checked")
+@pytest.mark.parametrize(
+    ("kind", "field", "wrong"),
+    [
+        ("lane", "runs", ["a", "b"]),
+        ("lane", "chunks", [None, 1]),
+        ("lane", "scheduled_tokens", [1.5, 2]),
+        ("lane", "tokens", [[1], 2]),
+        ("lane", "source_digests", [1, 2]),
+        ("lane", "delivered", True),
+        ("lane", "delivered", -1),
+        ("lane", "format", 0),
+        ("stream", "tokens_per_mib", "abc"),
+        ("stream", "tokens_per_mib", ["a"]),
+    ],
+)
+def test_a_value_inside_a_field_that_cannot_be_is_refused_by_name(kind: str, field: str, wrong: Any) -> None:
+    with pytest.raises(StateError, match=field):
+        decode(kind, sealed(kind, {**VALUES[kind], field: wrong}))
+
+
+@pytest.mark.xfail(strict=True, raises=TypeError, reason="a tokens_per_mib that is no list is a bare TypeError")
+def test_a_tokens_per_mib_that_is_a_number_is_refused_by_name() -> None:
+    with pytest.raises(StateError, match="tokens_per_mib"):
+        decode_stream(sealed("stream", {**VALUES["stream"], "tokens_per_mib": 7}))
+
+
+@pytest.mark.parametrize(
+    "carry",
+    [
+        {},
+        {"ids": "AAAA", "offsets": [0, 1]},
+        {"ids": "AAAA", "offsets": [0, 2], "origin": [[0, 0, 0]]},
+        {"ids": "AAAA", "offsets": [0, 1], "origin": []},
+        {"ids": "AAA", "offsets": [0, 1], "origin": [[0, 0, 0]]},
+        {"ids": "AAAAAAA=", "offsets": [0, 1], "origin": [[0, 0, 0]]},
+        {"ids": "????", "offsets": [0, 1], "origin": [[0, 0, 0]]},
+        {"ids": "AAAA", "offsets": [], "origin": []},
+        {"ids": "AAAA", "offsets": ["a"], "origin": [[0, 0, 0]]},
+        {"ids": 5, "offsets": [0, 1], "origin": [[0, 0, 0]]},
+        {"ids": "AAAA", "offsets": [0, 1], "origin": [[0, 0]]},
+    ],
+    ids=str,
+)
+def test_a_carry_that_does_not_fit_together_is_refused(carry: dict[str, Any]) -> None:
+    with pytest.raises(StateError, match=r"the state of lane 7 .*its carry cannot be read"):
+        decode_lane(sealed("lane", {**VALUES["lane"], "carry": carry}), 7, 2)
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_every_flipped_bit_is_refused(kind: str) -> None:
+    data = sealed(kind, VALUES[kind])
+    for at in range(len(data)):
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << at % 8
+        with pytest.raises(StateError, match=NAMES[kind]):
+            decode(kind, bytes(flipped))
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_every_truncation_is_refused(kind: str) -> None:
+    data = sealed(kind, VALUES[kind])
+    for length in range(len(data)):
+        with pytest.raises(StateError, match=NAMES[kind]):
+            decode(kind, data[:length])
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("data", [pickle.dumps({"step": 1}), b"", b"[]", b"null", b"12", b"\xff\xfe"], ids=repr)
+def test_bytes_that_are_not_ours_are_refused_and_shown(kind: str, data: bytes) -> None:
+    with pytest.raises(StateError, match=rf"{NAMES[kind]} .*it is not JSON \(its {len(data)} bytes begin b"):
+        decode(kind, data)
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("data", [None, 7, "text", {"a": 1}, [1]], ids=repr)
+def test_a_value_that_is_not_bytes_is_refused_by_type(kind: str, data: object) -> None:
+    with pytest.raises(StateError, match=rf"{NAMES[kind]} is a {type(data).__name__}, not bytes"):
+        decode(kind, data)
+
+
+def test_nothing_is_unpickled() -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return pytest.fail, ("unpickled",)
+
+    for kind in VALUES:
+        with pytest.raises(StateError):
+            decode(kind, pickle.dumps(Trap()))
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_newer_format_is_refused_with_the_way_out_even_if_its_fields_are_unknown(kind: str) -> None:
+    for value in ({**VALUES[kind], "format": FORMAT + 1}, {"format": FORMAT + 1, "new": 1}):
+        with pytest.raises(StateError, match=rf"has format {FORMAT + 1}.*Install the version that wrote it"):
+            decode(kind, sealed(kind, value))
+
+
+def test_a_state_of_another_lane_or_number_of_sources_is_refused() -> None:
+    with pytest.raises(StateError, match="the state of lane 8 says it belongs to lane 7"):
+        decode_lane(encode_lane(LANE), 8, 2)
+    with pytest.raises(StateError, match="another number of sources than the recipe's 3"):
+        decode_lane(encode_lane(LANE), 7, 3)
+
+
+def test_every_refusal_names_a_way_out() -> None:
+    for data in (b"", sealed("lane", {**VALUES["lane"], "extra": 1})):
+        with pytest.raises(StateError, match=r"--checkpoint\.load_step N.*--checkpoint\.exclude_from_loading"):
+            decode_lane(data, 7, 2)
+
+
+@given(st.integers(0, 8192), st.integers(1, 4), st.integers(0, 2**32))
+@settings(max_examples=30)
+def test_a_lanes_state_is_under_2_kib_and_4_bytes_a_carried_token(tokens: int, pieces: int, seed: int) -> None:
+    ids = (np.arange(tokens, dtype=np.int64) * 2654435761 + seed) % 150_000
+    bounds = np.linspace(0, tokens, pieces + 1).astype(np.int64)
+    carry = Tokens(ids.astype(np.int32), bounds, np.full((pieces, 3), 2**40, np.int64))
+    large = (2**50, 2**50)
+    start = SegmentStart(2**40, Cursor(large, large, large), large, carry, NO_DIGEST)
+    state = LaneState(65_535, start, 2**30, 2**50, NO_DIGEST, ("f" * 16, "f" * 16))
+    assert len(encode_lane(state)) < 2048 + 4 * tokens
+
+
+def test_equal_recipes_are_accepted_whatever_the_order_of_their_fields() -> None:
+    check_recipe({"a": 1, "b": {"c": (1, 2)}}, {"b": {"c": [1, 2]}, "a": 1})
+    assert recipe_hash({"a": 1, "b": 2}) == recipe_hash({"b": 2, "a": 1})
+
+
+def test_changed_recipes_are_refused_field_by_field() -> None:
+    saved = {"lanes": 8, "pack": "wrap", "sources": {"wiki": {"weight": 0.5, "field": "text"}}, "old": None}
+    current = {"lanes": 16, "pack": "wrap", "sources": {"wiki": {"weight": 0.7, "field": "text"}, "news": {}}}
+    with pytest.raises(RecipeChangedError) as refusal:
+        check_recipe(saved, current)
+    assert refusal.value.changes == [
+        "lanes: 8 -> 16",
+        "old: null -> (absent)",
+        "sources.news: (absent) -> {}",
+        "sources.wiki.weight: 0.5 -> 0.7",
+    ]
+    assert "\n    lanes: 8 -> 16\n" in str(refusal.value)
+
+
+def test_a_long_list_of_changes_is_cut_in_the_text_only() -> None:
+    with pytest.raises(RecipeChangedError, match="and 8 more") as refusal:
+        check_recipe({f"f{n}": 0 for n in range(20)}, {f"f{n}": 1 for n in range(20)})
+    assert len(refusal.value.changes) == 20
