@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,9 @@ def read_loader_state(path: Path) -> dict[str, Any]:
     lanes = sorted(k.removeprefix("dataloader.lane.") for k in ours if k.startswith("dataloader.lane."))
     state: dict[str, Any] = {"dataloader": {"stream": b"", "lane": dict.fromkeys(lanes, b"")}}
     try:
-        dcp.load(state, checkpoint_id=str(path), no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+            dcp.load(state, checkpoint_id=str(path), no_dist=True)
     except Exception as error:
         raise StateError(f"the loader state in {str(path)!r} is damaged: {error}. {OLDER_STEP}") from None
     loaded: dict[str, Any] = state["dataloader"]
