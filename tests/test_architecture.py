@@ -139,9 +139,11 @@ def over(name: str, size: int, most: int, exceptions: dict[str, int], unit: str)
     return [f"{name} has {size} {unit}, more than {limit}"] if size > limit else []
 
 
-def named(
-    tree: ast.AST, prefix: str = ""
-) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
+Named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def named(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Named]]:
+    """Every class and function in ``tree`` with its qualified name."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, Named):
             yield prefix + node.name, node
