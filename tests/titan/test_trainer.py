@@ -1,0 +1,191 @@
+"""The real trainer under torchrun, on a CPU: stopped, resumed on other rank counts, refused where it must be."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torchtitan")
+
+from torchtitan_zephon.ledger import read_ledger
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+STEPS, STOP = 5, 3
+
+JOB = """
+[job]
+dump_folder = "{dump}"
+[model]
+name = "llama3"
+flavor = "debugmodel"
+hf_assets_path = "{root}/demo/tokenizer"
+[training]
+seq_len = 32
+local_batch_size = 1
+global_batch_size = 16
+steps = {steps}
+[metrics]
+log_freq = 1
+[checkpoint]
+enable = true
+interval = 100
+last_save_model_only = false
+[validation]
+enable = {validate}
+freq = 2
+steps = -1
+[zephon]
+device = "cpu"
+lanes = 16
+ledger = true
+chunk_bytes = 4096
+flush_every_sequences = 8
+[zephon.sources.books]
+path = "{data}/books"
+weight = 0.6
+[zephon.sources.docs]
+path = "{data}/docs"
+weight = 0.4
+[zephon.validation.sources.held_out]
+path = "{data}/held_out.jsonl"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the demo's data, with a small held-out set."""
+    folder = tmp_path_factory.mktemp("trainer")
+    shutil.copytree(ROOT / "demo" / "data", folder / "data")
+    (folder / "data" / "held_out.jsonl").write_text('{"text": "An odd number of words, held out."}\n' * 3)
+    return folder
+
+
+def train(
+    folder: Path, dump: Path, processes: int, *overrides: str, steps: int = STEPS, validate: bool = False
+) -> tuple[int, str]:
+    """Exit code and output of one launch."""
+    job = folder / f"{dump.name}.toml"
+    job.write_text(JOB.format(dump=dump, root=ROOT, data=folder / "data", steps=steps, validate=str(validate).lower()))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command += ["-m", "torchtitan_zephon.train", "--job.config_file", str(job), *overrides]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, timeout=300,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def trained(*arguments: object, **options: object) -> str:
+    code, output = train(*arguments, **options)  # type: ignore[arg-type]
+    assert code == 0, output[-4000:]
+    return output
+
+
+def refused(*arguments: object, **options: object) -> str:
+    """The refusal, unwrapped; it must come with an exit code, before any model is built."""
+    code, output = train(*arguments, **options)  # type: ignore[arg-type]
+    assert code != 0
+    assert "Building llama3" not in output
+    assert "torchtitan_zephon.errors" not in output, output[-4000:]
+    return re.sub(r"\s+", " ", output)
+
+
+def hashes(dump: Path) -> dict[int, str]:
+    return {step: record.sha256 for step, record in read_ledger(dump / "ledger").items()}
+
+
+@pytest.fixture(scope="module")
+def stopped(folder: Path) -> Path:
+    """The run of 4 ranks that stopped at step 3 with a checkpoint."""
+    trained(folder, folder / "stopped", 4, steps=STOP)
+    return folder / "stopped"
+
+
+@pytest.fixture(scope="module")
+def straight(folder: Path) -> dict[int, str]:
+    """The global batches of 4 ranks, straight through."""
+    trained(folder, folder / "straight", 4)
+    return hashes(folder / "straight")
+
+
+@pytest.mark.parametrize("processes", [2, 8])
+def test_a_run_of_4_ranks_goes_on_exactly_on_another_number(
+    folder: Path, stopped: Path, straight: dict[int, str], processes: int
+) -> None:
+    dump = folder / f"resumed-{processes}"
+    shutil.copytree(stopped, dump)
+    output = trained(folder, dump, processes)
+    assert f"Training starts at step {STOP + 1}" in output
+    assert sorted(straight) == list(range(1, STEPS + 1))
+    assert hashes(dump) == straight
+
+
+def test_validation_passes_the_set_and_leaves_the_training_stream_alone(folder: Path, straight: dict[int, str]) -> None:
+    output = trained(folder, folder / "validated", 2, validate=True)
+    assert len(re.findall(r"validate step:", output)) >= 2
+    assert hashes(folder / "validated") == straight
+
+
+def test_changed_data_is_refused_by_name(folder: Path, stopped: Path) -> None:
+    shard = folder / "data" / "books" / "persuasion-0.jsonl"
+    before = shard.read_bytes()
+    middle = before.index(b" the ", len(before) // 2) + 1
+    shard.write_bytes(before[:middle] + b"T" + before[middle + 1 :])
+    try:
+        text = refused(folder, stopped, 2)
+    finally:
+        shard.write_bytes(before)
+    assert "sources.books.shards.persuasion-0.jsonl" in text
+    assert "Put these back to continue the same stream" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (("--zephon.lames", "8"), "zephon.lames: no such key. Did you mean 'lanes'?"),
+        (("--zephon.lanes", "8"), "lanes: 16 -> 8"),
+        (("--zephon.seed", "5"), "seed: 0 -> 5"),
+        (("--training.global_batch_size", "32"), "made with global_batch_size = 16, this job has 32"),
+        (("--training.seq_len", "64"), "seq_len: 32 -> 64"),
+        (("--zephon.sources.docs.weight", "-1"), "the weight of source 'docs' is -1"),
+        (("--model.hf_assets_path", "nowhere"), "cannot be loaded"),
+        (("--checkpoint.load_step", "2"), "there is no complete checkpoint"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_job_that_cannot_continue_is_refused_before_a_model_is_built(
+    folder: Path, stopped: Path, override: tuple[str, ...], said: str
+) -> None:
+    assert said in refused(folder, stopped, 1, *override)
+
+
+def test_lanes_that_do_not_divide_are_refused_with_what_works(folder: Path) -> None:
+    text = refused(folder, folder / "fresh", 3)
+    assert "lanes = 16 cannot be shared out evenly over 3 data-parallel ranks" in text
+    assert "With 16 lanes use 2 or 4 ranks" in text
+
+
+def test_a_new_stream_with_the_trained_weights_is_asked_for_by_name(folder: Path, stopped: Path) -> None:
+    dump = folder / "new-stream"
+    shutil.copytree(stopped, dump)
+    trained(folder, dump, 2, "--checkpoint.exclude_from_loading", "dataloader", "--zephon.seed", "9", steps=STOP + 1)
+    assert len(list((dump / "ledger").iterdir())) == 2
+
+
+def test_a_malformed_line_stops_the_job_with_its_place(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text(
+        textwrap.dedent("""\
+        {"text": "fine"}
+        {"text": "not
+    """)
+    )
+    text = refused(folder, folder / "bad", 2, "--zephon.sources.books.path", str(tmp_path / "bad.jsonl"))
+    assert "source 'books', shard 'bad.jsonl', line at byte 17: not valid JSON" in text
