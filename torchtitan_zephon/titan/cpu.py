@@ -3,9 +3,11 @@
 What flows in: a job on a machine without a GPU (or one with ``device = "cpu"``). What flows out:
 the same trainer under gloo. It is for development and CI: the trade-off is speed (about 1 s a step
 of 4,096 tokens on a 2-layer debug model) and attention that is causal over the whole sequence
-instead of each document. Batches, checkpoints and parallelism are the real ones. Nothing is patched
-on disk; the names replaced in this process are all in ``activate``. Never active on a machine with
-an accelerator unless asked for.
+instead of each document. Batches, checkpoints and parallelism are the real ones. A fresh run's
+first weights depend on the number of processes (DTensor's own random generator exists on
+accelerators only): to compare losses, start both from one ``checkpoint.create_seed_checkpoint``, or
+resume both. Nothing is patched on disk; the names replaced in this process are all in ``activate``.
+Never active on a machine with an accelerator unless asked for.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import resource
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -54,6 +57,10 @@ SLOW: dict[tuple[str, str], str] = {
 """What a job may state against ``DEFAULTS``: it is done, and said to be slow."""
 
 
+PEAKS = ("active_bytes.all.peak", "reserved_bytes.all.peak")
+"""What the trainer's log shows of an accelerator's memory; here the process's."""
+
+
 def wanted(device: str) -> bool:
     """Whether a job with ``[zephon] device = device`` runs in CPU mode on this machine."""
     return device == "cpu" or torch._utils._get_available_device_type() is None
@@ -66,7 +73,7 @@ def activate() -> None:
     shims: dict[str, Callable[..., Any]] = {
         "get_device_name": lambda device=None: "CPU",
         "get_device_properties": lambda device=None: SimpleNamespace(total_memory=memory_bytes()),
-        "memory_stats": lambda device=None: {},
+        "memory_stats": lambda device=None: dict.fromkeys(PEAKS, peak_bytes()),
         "reset_peak_memory_stats": lambda device=None: None,
         "empty_cache": lambda: None,
     }
@@ -81,6 +88,11 @@ def activate() -> None:
 def memory_bytes() -> int:
     """Size of the machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def peak_bytes() -> int:
+    """The most memory this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def adjusted(job: Job, log: Callable[[str], None]) -> Job:

@@ -30,7 +30,7 @@ from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersCon
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from torchtitan.components.validate import Validator
 from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
-from torchtitan.config.override import OverrideConfig
+from torchtitan.config.override import OverrideConfig, parse_cli_imports
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, MemoryBudgetAC, SelectiveAC
 from torchtitan.models import _supported_models
 from torchtitan.models.common.decoder import Decoder
@@ -39,7 +39,7 @@ from torchtitan.tools.logging import init_logger, logger
 from torchtitan.tools.profiler import Profiler
 from torchtitan.trainer import Trainer
 
-from ..config import coerce, from_table
+from ..config import Recipe, coerce, from_table
 from ..errors import ConfigError, nearest
 from . import cpu, training_began
 from .job import Job
@@ -169,6 +169,7 @@ def build_config(job: Job) -> ZephonTrainer.Config:
         "activation_checkpoint": activation_checkpoint(tables.pop("activation_checkpoint", {})),
         "validator": validator(job, tables.pop("validation", {})),
         "profiler": filled(Profiler.Config(), tables.pop("profiling", {}), "profiling"),
+        "override": override(tables.pop("override", {})),
     }
     defaults = {
         "loss": ChunkedLossWrapper.Config(loss_fn=loss),
@@ -181,11 +182,10 @@ def build_config(job: Job) -> ZephonTrainer.Config:
         "checkpoint": CheckpointManager.Config(),
         "comm": CommConfig(),
         "debug": DebugConfig(),
-        "override": OverrideConfig(),
     }
     parts |= {name: filled(default, tables.pop(name, {}), name) for name, default in defaults.items()}
     assert not tables, f"sections that job.py accepts and nothing maps: {sorted(tables)}"
-    return checked("job", ZephonTrainer.Config, model_spec=spec, dataloader=loader(job), **paths, **parts)
+    return checked("job", ZephonTrainer.Config, model_spec=spec, dataloader=loader(job, job.recipe), **paths, **parts)
 
 
 def translated(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -216,18 +216,24 @@ def translated(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
     return tables
 
 
-def loader(job: Job) -> ZephonDataLoader.Config:
-    """The training data loader's configuration."""
-    return ZephonDataLoader.Config(recipe=job.recipe, settings=job.settings, global_batch_size=job.global_batch_size)
+def loader(job: Job, recipe: Recipe, **settings: Any) -> ZephonDataLoader.Config:
+    """The configuration of a loader of ``recipe``, with the job's run settings except ``settings``."""
+    run_settings = dataclasses.replace(job.settings, **settings)
+    return ZephonDataLoader.Config(recipe=recipe, settings=run_settings, global_batch_size=job.global_batch_size)
 
 
 def validator(job: Job, table: Mapping[str, Any]) -> Validator.Config:
     """The stock validator, reading the job's validation recipe. It writes no batch ledger."""
-    if job.validation is None:
-        return filled(Validator.Config(), table, "validation")
-    settings = dataclasses.replace(job.settings, ledger=None)
-    data = ZephonDataLoader.Config(recipe=job.validation, settings=settings, global_batch_size=job.global_batch_size)
-    return filled(Validator.Config(dataloader=data), table, "validation")
+    data = {} if job.validation is None else {"dataloader": loader(job, job.validation, ledger=None)}
+    return filled(Validator.Config(**data), table, "validation")
+
+
+def override(table: Mapping[str, Any]) -> OverrideConfig:
+    """``[override]``: its ``imports`` as on 0.3.0's command line, ``module.function[={json}]``."""
+    check_keys(table, ("imports",), "override")
+    imports = table.get("imports", [])
+    words = coerce([imports] if isinstance(imports, str) else imports, list[str], "override.imports")
+    return OverrideConfig(imports=checked("override", parse_cli_imports, words))
 
 
 def model_spec(table: Mapping[str, Any]) -> ModelSpec:
