@@ -1,0 +1,434 @@
+"""Every mistake a user can make is one readable error with the way out; never a library's traceback, never a gap."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.scenarios import global_batches, rank_steps, small_pipeline, texts_of, tokenizer_folder, write_jsonl
+from torchtitan_zephon import (
+    ConfigError,
+    Dataset,
+    FunctionError,
+    Pipeline,
+    RecipeChangedError,
+    RecordError,
+    SourceError,
+    StateError,
+    StaticMixtureWorkSource,
+    TokenizerError,
+    ZephonError,
+)  # fmt: skip
+from torchtitan_zephon.errors import ReplayError
+from torchtitan_zephon.ops.tokenize import Tokenize, check_vocabulary, load_tokenizer
+from torchtitan_zephon.read import files
+
+Sources = dict[str, Path]
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Sources:
+    """Two sources of two shards each."""
+    for name in ("news", "wiki"):
+        for k in range(2):
+            write_jsonl(tmp_path / name / f"{k}.jsonl", texts_of(80, first=1000 * k + len(name)))
+    return {"news": tmp_path / "news", "wiki": tmp_path / "wiki"}
+
+
+def says(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
+    for part in parts:
+        assert part in str(error.value), str(error.value)
+
+
+# ---- paths and files
+
+
+def fill_with(tmp_path: Path, files_of: dict[str, bytes]) -> Path:
+    for name, content in files_of.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(content)
+    return tmp_path / "in"
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ({}, ["no .jsonl, .ndjson, .parquet file", "it is empty"]),
+        ({"a.txt": b"x", "b.csv": b"y"}, ["found only .csv, .txt"]),
+        ({"a.jsonl.gz": b"x"}, ["'a.jsonl.gz' is compressed", "Unpack"]),
+        ({"a.jsonl": b"{}", "b.parquet": b"x"}, ["holds both jsonl and parquet"]),
+        ({"a.jsonl": b"", "b.jsonl": b""}, ["all 2 files", "are empty"]),
+        ({"a.parquet": b"not parquet"}, ["a.parquet", "not a readable Parquet file"]),
+    ],
+)
+def test_a_folder_that_cannot_be_a_source_is_refused(
+    tmp_path: Path, content: dict[str, bytes], parts: list[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    with pytest.raises(SourceError) as error:
+        small_pipeline({"news": fill_with(tmp_path, content)}).explain()
+    says(error, *parts)
+
+
+@pytest.mark.parametrize("path", ["nowhere", "nowhere/*.jsonl", "hf://org/data", ""])
+def test_a_path_that_leads_nowhere_is_refused_by_name(path: str) -> None:
+    with pytest.raises(SourceError, match="source 'news'"):
+        small_pipeline({"news": path}).explain()
+
+
+# ---- records
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ('{"text": "cut', ["not valid JSON"]),
+        ("[1, 2]", ["must be a JSON object; this one is an array"]),
+        ("null", ["this one is null"]),
+        ('"text"', ["this one is a string"]),
+        ('{"text": "a"} {"text": "b"}', ["not valid JSON"]),
+        ('{"text": "a",}', ["not valid JSON"]),
+        ('{"text": NaN}', ["not valid JSON"]),
+        ('{"text": "\\ud83d"}', ["not valid JSON"]),
+        ('{"text": null}', ["field 'text' must be a string; it is null"]),
+        ('{"text": 5}', ["it is a int ('5')"]),
+        ('{"text": ["a"]}', ["it is a list"]),
+        ('{"Text": "a", "id": 1}', ["there is no field 'text'", "'Text', 'id'", "field = "]),
+        ("{}", ["the record's fields: none"]),
+    ],
+)
+def test_a_bad_line_is_an_error_with_source_shard_and_byte(tmp_path: Path, line: str, parts: list[str]) -> None:
+    good = json.dumps({"text": "fine"}) + "\n"
+    (tmp_path / "x.jsonl").write_text(good * 2 + line + "\n" + good, "utf-8")
+    rank = small_pipeline({"news": tmp_path / "x.jsonl"}).for_rank(0, 1)
+    with pytest.raises(RecordError) as error:
+        next(iter(rank))
+    says(error, "source 'news', shard 'x.jsonl'", f"line at byte {2 * len(good)}", *parts)
+    assert (error.value.source, error.value.shard) == ("news", "x.jsonl")
+
+
+def test_bytes_that_are_no_utf8_are_a_bad_line(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(b'{"text": "fine"}\n{"text": "\xff"}\n')
+    with pytest.raises(RecordError, match="line at byte 17: not valid JSON"):
+        next(iter(small_pipeline({"news": tmp_path / "x.jsonl"})))
+
+
+@pytest.mark.parametrize(
+    ("column", "parts"), [("body", ["no column 'text'", "'body'"]), ("text", ["holds int64, not text"])]
+)
+def test_a_parquet_column_that_is_missing_or_no_text_is_refused(tmp_path: Path, column: str, parts: list[str]) -> None:
+    pq.write_table(pa.table({column: [1, 2, 3]}), tmp_path / "x.parquet")
+    with pytest.raises(SourceError) as error:
+        small_pipeline({"news": tmp_path / "x.parquet"}).explain()
+    says(error, "x.parquet", *parts)
+
+
+def test_a_source_of_nothing_but_empty_texts_is_refused_and_never_spins(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "x.jsonl", [""] * 50)
+    with pytest.raises(SourceError, match="no usable document"):
+        next(iter(small_pipeline({"news": tmp_path / "x.jsonl"})))
+
+
+def test_a_failing_function_names_the_record_and_chains_its_cause(sources: Sources) -> None:
+    def odd(record: dict[str, Any]) -> dict[str, Any]:
+        return {"text": record["text"] if record["id"] != 40 else record["missing"]}
+
+    with pytest.raises(FunctionError) as error:
+        list(zip(range(200), small_pipeline(sources).map(odd), strict=False))
+    says(error, "map function", "odd", "KeyError: 'missing'", "source '", "shard '", "line at byte")
+    assert isinstance(error.value.__cause__, KeyError)
+
+
+def test_a_map_that_returns_no_record_is_an_error(sources: Sources) -> None:
+    with pytest.raises(RecordError, match=r"must return a record .* it returned NoneType"):
+        next(iter(small_pipeline(sources).map(lambda r: None, identity="none")))  # type: ignore[arg-type, return-value]
+
+
+def test_a_file_cut_while_the_job_runs_is_an_error_not_a_short_read(sources: Sources) -> None:
+    rank = small_pipeline(sources).for_rank(0, 1)
+    iterator = iter(rank)
+    next(iterator)
+    for shard in (*sources["news"].iterdir(), *sources["wiki"].iterdir()):
+        shard.write_bytes(shard.read_bytes()[:1000])
+    with pytest.raises(SourceError, match="the file was changed or cut while the job runs"):
+        list(zip(range(2000), iterator, strict=False))
+
+
+def test_after_an_error_the_stream_goes_on_raising_instead_of_leaving_a_gap(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"text": "' + "fine " * 3000 + '"}\n{"text": "cut\n')
+    rank = small_pipeline({"news": tmp_path / "x.jsonl"}, shuffle_records=False).for_rank(0, 1)
+    for _ in range(3):
+        with pytest.raises(RecordError):
+            list(zip(range(10**4), rank, strict=False))
+    with pytest.raises(StateError, match="ended with an error"):
+        rank.state_dict()
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize(
+    ("mixture", "parts"),
+    [
+        ({"news": -1.0, "wiki": 1.0}, ["weight of source 'news' is -1.0"]),
+        ({"news": 0.0, "wiki": 1.0}, ["is 0.0", "To leave a source out"]),
+        ({"news": float("nan"), "wiki": 1.0}, ["is nan"]),
+        ({"news": float("inf"), "wiki": 1.0}, ["is inf"]),
+        ({"news": 1.0, "wikki": 1.0}, ["'wikki', which is no dataset", "Did you mean 'wiki'?"]),
+        ({"news": 1.0}, ["dataset 'wiki' has no weight"]),
+    ],
+)
+def test_a_mixture_that_makes_no_sense_is_refused(
+    sources: Sources, mixture: dict[str, float], parts: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        small_pipeline(sources, weights=mixture)
+    says(error, *parts)
+
+
+def test_two_datasets_of_one_name_are_refused(sources: Sources) -> None:
+    with pytest.raises(ConfigError, match="two datasets are named 'a'"):
+        StaticMixtureWorkSource(datasets=[Dataset("a", "x"), Dataset("a", "y")], mixture={"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "degree", "parts"),
+    [
+        (
+            {"lanes": 8, "global_batch_size": 16},
+            3,
+            ["lanes = 8", "over 3 data-parallel ranks", "2 or 4 ranks", "6 or 9 lanes"],
+        ),
+        (
+            {"lanes": 8, "global_batch_size": 20},
+            2,
+            ["global_batch_size = 20", "global batch of 16 or 24", "5 or 10 lanes"],
+        ),
+        (
+            {"lanes": 8, "global_batch_size": 16, "local_batch_size": 3},
+            2,
+            ["local_batch_size = 3", "16 / 2 = 8", "2 or 4"],
+        ),
+        ({"lanes": 8, "global_batch_size": -1}, 1, ["grows with the number of GPUs"]),
+    ],
+)
+def test_a_layout_that_does_not_divide_is_refused_with_the_nearest_that_does(
+    sources: Sources, options: dict[str, int], degree: int, parts: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        small_pipeline(sources, **options).for_rank(0, degree)  # type: ignore[arg-type]
+    says(error, *parts)
+
+
+def test_a_sequence_of_one_token_is_refused(sources: Sources) -> None:
+    with pytest.raises(ConfigError, match="seq_len = 1 must be 2 or more"):
+        small_pipeline(sources, seq_len=1).explain()
+
+
+def test_a_pipeline_without_a_stage_says_which(sources: Sources) -> None:
+    source = StaticMixtureWorkSource(datasets=[Dataset.from_path("news", str(sources["news"]))], mixture={"news": 1})
+    with pytest.raises(ConfigError, match="no batch stage"):
+        next(iter(Pipeline(source)))
+    with pytest.raises(ConfigError, match="no pack_flat stage"):
+        next(iter(Pipeline(source).tokenize(tokenizer_id=str(tokenizer_folder())).batch(microbatch_size=1)))
+
+
+def test_a_tokenizer_that_is_missing_or_too_large_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"cannot be loaded.*tokenizer\.json"):
+        load_tokenizer(str(tmp_path))
+    tokenize = Tokenize(load_tokenizer(str(tokenizer_folder())))
+    check_vocabulary(tokenize, 384)
+    with pytest.raises(TokenizerError, match="ids up to 383, but the model's vocabulary has 300 entries"):
+        check_vocabulary(tokenize, 300)
+
+
+# ---- checkpoints
+
+
+@pytest.fixture
+def state(sources: Sources) -> dict[str, Any]:
+    return global_batches(small_pipeline(sources), 2, 9)[1]
+
+
+def change_shard(change: Callable[[Path], object]) -> Callable[[Sources], Pipeline]:
+    def apply(sources: Sources) -> Pipeline:
+        change(sources["wiki"])
+        return small_pipeline(sources)
+
+    return apply
+
+
+def flip(folder: Path) -> None:
+    content = (folder / "1.jsonl").read_bytes()
+    (folder / "1.jsonl").write_bytes(content.replace(b"the", b"thE", 1))
+
+
+def swap(folder: Path) -> None:
+    (folder / "0.jsonl").rename(folder / "x")
+    (folder / "1.jsonl").rename(folder / "0.jsonl")
+    (folder / "x").rename(folder / "1.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (lambda s: small_pipeline(s, lanes=8), ["lanes: 4 -> 8"]),
+        (lambda s: small_pipeline(s, lanes=2), ["lanes: 4 -> 2"]),
+        (lambda s: small_pipeline(s, seed=8), ["seed: 7 -> 8", "shuffle_seed: 7 -> 8"]),
+        (lambda s: small_pipeline(s, seq_len=64), ["seq_len: 32 -> 64"]),
+        (lambda s: small_pipeline(s, algorithm="first_fit"), ['pack: "wrap" -> "first_fit"']),
+        (lambda s: small_pipeline(s, flush_every_sequences=13), ["flush_every_sequences: 12 -> 13"]),
+        (
+            lambda s: small_pipeline(s, weights={"news": 3, "wiki": 1}),
+            ["sources.news.weight: 0.5 -> 0.75", "sources.wiki.weight"],
+        ),
+        (lambda s: small_pipeline(s).map(dict, identity="copy"), ['functions: [] -> ["map copy"]']),
+        (lambda s: small_pipeline({**s, "more": s["news"]}), ["sources.more.field: (absent)"]),
+        (change_shard(flip), ["sources.wiki.shards.1.jsonl"]),
+        (
+            change_shard(lambda f: (f / "0.jsonl").rename(f / "3.jsonl")),
+            ["wiki.shards.0.jsonl", "-> (absent)", "wiki.shards.3.jsonl"],
+        ),
+        (change_shard(lambda f: write_jsonl(f / "2.jsonl", texts_of(3))), ["sources.wiki.shards.2.jsonl: (absent) ->"]),
+        (
+            change_shard(lambda f: (f / "0.jsonl").open("a").write('{"text": "more"}\n')),
+            ["sources.wiki.shards.0.jsonl"],
+        ),
+        (change_shard(swap), ["sources.wiki.shards.0.jsonl", "sources.wiki.shards.1.jsonl"]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_a_checkpoint_of_another_recipe_is_refused_field_by_field(
+    sources: Sources, state: dict[str, Any], make: Callable[[Sources], Pipeline], changes: list[str]
+) -> None:
+    with pytest.raises(RecipeChangedError) as error:
+        make(sources).for_rank(0, 1).load_state_dict(state)
+    says(error, *changes, "Put these back", "exclude_from_loading dataloader")
+    named = {c.split(":")[0] for c in error.value.changes}
+    if changes[0].startswith(("lanes", "seq_len", "pack", "flush", "functions")):
+        assert len(named) == 1
+
+
+def edited(state: dict[str, Any], lane: int, **changes: Any) -> dict[str, Any]:
+    """``state`` with raw bytes in place of a lane's state."""
+    return {**state, "lane": {**state["lane"], f"{lane:05d}": changes["raw"]}}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (lambda s: {}, "no stream and lanes"),
+        (lambda s: {"dp_rank_0": b"pickle", "world_size": 4}, "it has: 'dp_rank_0', 'world_size'"),
+        (lambda s: {**s, "lane": {k: v for k, v in s["lane"].items() if k != "00002"}}, "no state of lane 2"),
+        (lambda s: edited(s, 1, raw=s["lane"]["00001"][:-9]), "state of lane 1 in the checkpoint is damaged"),
+        (lambda s: edited(s, 1, raw=b""), "is damaged: it is not JSON"),
+        (lambda s: edited(s, 1, raw=b"\x80\x04\x95pickle"), "is damaged: it is not JSON"),
+        (lambda s: edited(s, 1, raw=s["lane"]["00001"].replace(b'"delivered":', b'"delivered":1')), "check sum"),
+        (lambda s: edited(s, 1, raw=s["lane"]["00002"]), "says it belongs to lane 2"),
+        (lambda s: edited(s, 1, raw=7), "is a int, not bytes"),
+        (
+            lambda s: {**s, "stream": s["stream"].replace(b'"format":1', b'"format":9')},
+            "has format 9; .* formats up to 1",
+        ),
+    ],
+)
+def test_a_spoilt_state_is_refused_by_name_and_changes_nothing(
+    sources: Sources, state: dict[str, Any], spoil: Callable[[dict[str, Any]], dict[str, Any]], match: str
+) -> None:
+    rank = small_pipeline(sources).for_rank(0, 1)
+    rank.load_state_dict(state)
+    with pytest.raises(StateError, match=match):
+        rank.load_state_dict(spoil(state))
+    assert rank.state_dict() == state
+
+
+def test_parts_of_two_steps_are_never_mixed(sources: Sources, state: dict[str, Any]) -> None:
+    _, later = global_batches(small_pipeline(sources), 2, 10)
+    mixed = {**state, "lane": {**state["lane"], "00003": later["lane"]["00003"]}}
+    with pytest.raises(StateError, match=r"lane 3 stands at sequence 20, but step 9 ends at 18"):
+        small_pipeline(sources).for_rank(1, 2).load_state_dict(mixed)
+
+
+def test_another_global_batch_size_is_refused(sources: Sources, state: dict[str, Any]) -> None:
+    with pytest.raises(StateError, match="made with global_batch_size = 8, this job has 16"):
+        small_pipeline(sources, global_batch_size=16).for_rank(0, 1).load_state_dict(state)
+
+
+def test_a_change_that_the_sample_missed_is_caught_by_the_replay_and_names_the_source(
+    sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_sample_file", lambda path, size, budget: "same")
+    _, state = global_batches(small_pipeline(sources), 2, 9)
+    for shard in sources["wiki"].iterdir():
+        shard.write_bytes(re.sub(rb"the|and|for|was", lambda m: m[0].upper(), shard.read_bytes()))
+    rank = small_pipeline(sources).for_rank(0, 1)
+    rank.load_state_dict(state)
+    with pytest.raises(ReplayError) as error:
+        next(iter(rank))
+    says(error, "the data of source 'wiki' changed", "sequences replayed since segment", "checkpoint digest")
+    assert "news" not in str(error.value)
+    with pytest.raises(ZephonError):
+        next(iter(rank))
+
+
+# ---- endings
+
+
+def workers_alive() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("zephon-")]
+
+
+def test_no_thread_is_left_after_close_or_when_a_stream_is_dropped(sources: Sources) -> None:
+    closed, dropped = small_pipeline(sources).for_rank(0, 1), small_pipeline(sources).for_rank(0, 1)
+    rank_steps(closed, 2)
+    rank_steps(dropped, 2)
+    assert workers_alive()
+    closed.close()
+    del dropped
+    deadline = time.monotonic() + 5
+    while workers_alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not workers_alive()
+
+
+ENDLESS = """
+import sys, time
+from pathlib import Path
+from tests.scenarios import small_pipeline
+pipeline = small_pipeline({"s": Path(sys.argv[1])}, tokenizer=sys.argv[2])
+pipeline = pipeline.map(lambda r: time.sleep(0.05) or r, identity="slow")
+for batch in pipeline:
+    print("first", flush=True)
+    if sys.argv[3] == "exit":
+        break
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "interrupt"])
+def test_a_program_ends_at_once_with_work_still_queued(sources: Sources, how: str) -> None:
+    command = [sys.executable, "-c", ENDLESS, str(sources["news"]), str(tokenizer_folder()), how]
+    root = str(Path(__file__).parents[1])
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root}
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "first\n"
+    if how == "interrupt":
+        process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - started < 10
+    assert ("KeyboardInterrupt" in errors) == (how == "interrupt")
