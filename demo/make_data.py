@@ -46,10 +46,12 @@ PAGES = {
     "design.parquet": (
         "appfileformat atomiccommit backup fasterthanfs flextypegood floatingpoint howtocorrupt isolation "
         "lockingv3 malloc optoverview queryplanner queryplanner-ng security testing tempfiles "
-        "whentouse whyc withoutrowid"),
+        "whentouse whyc withoutrowid"
+    ),
     "reference.parquet": (
         "cintro datatype3 eqp foreignkeys fts5 gencol json1 limits partialindex quirks rtree "
-        "sessionintro stricttables uri vfs wal"),
+        "sessionintro stricttables uri vfs wal"
+    ),
 }
 ROWS_PER_GROUP = 32
 NOT_TEXT = {"script", "style", "svg", "form", "title", "select"}
@@ -64,9 +66,9 @@ def package_files(deb: Path, sha256: str) -> Iterator[tuple[str, bytes]]:
         sys.exit(f"{deb.name}: not the package of data/PROVENANCE.md.\n  expected SHA-256 {sha256}\n  found    {found}")
     at = 8  # behind "!<arch>\n"; then 60-byte headers, each followed by its member, padded to even
     while at < len(content):
-        name, size = content[at:at + 16].decode().strip(), int(content[at + 48:at + 58])
+        name, size = content[at : at + 16].decode().strip(), int(content[at + 48 : at + 58])
         if name.startswith("data.tar"):
-            with tarfile.open(fileobj=io.BytesIO(content[at + 60:at + 60 + size])) as tar:
+            with tarfile.open(fileobj=io.BytesIO(content[at + 60 : at + 60 + size])) as tar:
                 for member in tar:
                     if member.isfile():
                         yield member.name, tar.extractfile(member).read()  # type: ignore[union-attr]
@@ -83,14 +85,14 @@ def novels(database: bytes) -> Iterator[list[str]]:
 
 def r_strings(serialized: bytes) -> list[str]:
     """A character vector in R's XDR serialisation, version 3: header, then flags, length, bytes each."""
-    encoding_bytes, = struct.unpack_from(">I", serialized, 14)
+    (encoding_bytes,) = struct.unpack_from(">I", serialized, 14)
     at = 18 + encoding_bytes
     _, count = struct.unpack_from(">II", serialized, at)
     at += 8
     lines = []
     for _ in range(count):
         _, size = struct.unpack_from(">II", serialized, at)
-        lines.append(serialized[at + 8:at + 8 + size].decode("utf-8"))
+        lines.append(serialized[at + 8 : at + 8 + size].decode("utf-8"))
         at += 8 + size
     assert at == len(serialized)
     return lines
@@ -133,10 +135,12 @@ def write_books(deb: Path, folder: Path) -> list[str]:
         numbered = list(enumerate(chapters(lines), 1))
         sizes = cycle(DOCUMENT_CHARS)
         for shard in range(SHARDS_PER_NOVEL):
-            part = numbered[len(numbered) * shard // SHARDS_PER_NOVEL:len(numbered) * (shard + 1) // SHARDS_PER_NOVEL]
+            part = numbered[len(numbered) * shard // SHARDS_PER_NOVEL : len(numbered) * (shard + 1) // SHARDS_PER_NOVEL]
             rows: list[dict[str, Any]] = [
                 {"book": stem, "chapter": number, "text": text}
-                for number, paragraphs in part for text in documents(paragraphs, sizes)]
+                for number, paragraphs in part
+                for text in documents(paragraphs, sizes)
+            ]
             with open(folder / f"{stem}-{shard}.jsonl", "w", encoding="utf-8", newline="\n") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             texts += [row["text"] for row in rows]
@@ -203,15 +207,26 @@ def sections(page: str) -> list[tuple[str, str]]:
 
 def write_docs(deb: Path, folder: Path) -> list[str]:
     """Write the Parquet files and return their texts."""
-    pages = {Path(name).stem: data for name, data in package_files(deb, DOCS_SHA256)
-             if name.endswith(".html") and Path(name).parent.name == "sqlite3"}
+    pages = {
+        Path(name).stem: data
+        for name, data in package_files(deb, DOCS_SHA256)
+        if name.endswith(".html") and Path(name).parent.name == "sqlite3"
+    }
     folder.mkdir(parents=True, exist_ok=True)
     texts: list[str] = []
     for file, names in PAGES.items():
-        rows = [{"page": name, "section": heading, "text": f"{heading}\n\n{text}"}
-                for name in names.split() for heading, text in sections(pages[name].decode("utf-8", "replace"))]
-        pq.write_table(pa.Table.from_pylist(rows), folder / file, row_group_size=ROWS_PER_GROUP, compression="zstd",
-                       compression_level=15)
+        rows = [
+            {"page": name, "section": heading, "text": f"{heading}\n\n{text}"}
+            for name in names.split()
+            for heading, text in sections(pages[name].decode("utf-8", "replace"))
+        ]
+        pq.write_table(
+            pa.Table.from_pylist(rows),
+            folder / file,
+            row_group_size=ROWS_PER_GROUP,
+            compression="zstd",
+            compression_level=15,
+        )
         texts += [row["text"] for row in rows]
     return texts
 
@@ -221,9 +236,15 @@ def write_tokenizer(texts: list[str], folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=VOCABULARY_TOKENS, special_tokens=[BOS, EOS], show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY_TOKENS,
+            special_tokens=[BOS, EOS],
+            show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        ),
+    )
     assert tokenizer.get_vocab_size() == VOCABULARY_TOKENS
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -64,9 +64,22 @@ class Run:
     @property
     def command(self) -> list[str]:
         """``torchrun ... -m torchtitan_zephon.train ...`` of this interpreter."""
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks),
-                "-m", "torchtitan_zephon.train", "--job.config_file", str(self.job),
-                "--job.dump_folder", str(self.folder), "--training.steps", str(self.last_step)]
+        return [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(self.ranks),
+            "-m",
+            "torchtitan_zephon.train",
+            "--job.config_file",
+            str(self.job),
+            "--job.dump_folder",
+            str(self.folder),
+            "--training.steps",
+            str(self.last_step),
+        ]
 
 
 def execute(run: Run) -> int:
@@ -76,8 +89,15 @@ def execute(run: Run) -> int:
     # One thread a rank: the ranks already share the cores.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     with open(run.log, "wb") as log:
-        process = subprocess.Popen(run.command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            run.command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         while process.poll() is None:
             elapsed_s = time.monotonic() - started
@@ -139,8 +159,10 @@ def table(reference: Mapping[int, str], resumed: Mapping[int, Mapping[int, str]]
 
     A cell is the verdict on that run's hash of that step, against the straight run's in the row.
     """
-    lines = [f"{'step':>4} | {'SHA-256 of the global batch':<64} | 4 straight"
-             + "".join(f" | {ranks} resumed" for ranks in resumed)]
+    lines = [
+        f"{'step':>4} | {'SHA-256 of the global batch':<64} | 4 straight"
+        + "".join(f" | {ranks} resumed" for ranks in resumed)
+    ]
     lines.append("-" * len(lines[0]))
     differences = []
     for step in range(1, STEPS + 1):
@@ -153,8 +175,9 @@ def table(reference: Mapping[int, str], resumed: Mapping[int, Mapping[int, str]]
             verdict = "missing" if step not in found else "same" if same else "DIFFERS"
             cells.append(f"{verdict + '*' if same and step <= STOP else verdict:<9}")
             if not same:
-                differences.append(f"step {step}, {ranks} resumed:\n"
-                                   f"  straight {expected}\n  resumed  {found.get(step)}")
+                differences.append(
+                    f"step {step}, {ranks} resumed:\n  straight {expected}\n  resumed  {found.get(step)}"
+                )
         lines.append(f"{step:>4} | {expected or '-':<64} | {' | '.join(cells)}".rstrip())
     lines.append(f"* written by the 4-rank run that was stopped after step {STOP}")
     return "\n".join(lines), differences
@@ -164,8 +187,10 @@ def compare() -> None:
     """Straight on 4 ranks; stopped on 4 and resumed on 2 and 8; the table. ``Failed`` on any difference."""
     straight = Run(name="straight-4", title=f"4 ranks, steps 1-{STEPS}", ranks=4, last_step=STEPS)
     stopped = Run(name="stopped-4", title=f"4 ranks, stopped after step {STOP}", ranks=4, last_step=STOP)
-    resumed = {n: Run(name=f"resumed-{n}", title=f"{n} ranks, resumed for steps {STOP + 1}-{STEPS}", ranks=n,
-                      last_step=STEPS) for n in (2, 8)}
+    resumed = {
+        n: Run(name=f"resumed-{n}", title=f"{n} ranks, resumed for steps {STOP + 1}-{STEPS}", ranks=n, last_step=STEPS)
+        for n in (2, 8)
+    }
     fresh(straight, stopped, *resumed.values())
     must_succeed(straight)
     must_succeed(stopped)
@@ -176,8 +201,10 @@ def compare() -> None:
     print(f"\n{printed}\n")
     if differences:
         raise Failed("NOT identical:\n" + "\n".join(differences))
-    print(f"Identical: the same {STEPS} global batches, in the same order, on 4 ranks straight through and on 4 ranks\n"
-          f"stopped after step {STOP} and resumed on 2 and on 8. Logs and ledgers: {OUTPUTS}")
+    print(
+        f"Identical: the same {STEPS} global batches, in the same order, on 4 ranks straight through and on 4 ranks\n"
+        f"stopped after step {STOP} and resumed on 2 and on 8. Logs and ledgers: {OUTPUTS}"
+    )
 
 
 def change_a_byte() -> None:
@@ -185,10 +212,12 @@ def change_a_byte() -> None:
     outputs = OUTPUTS / "change-a-byte"
     copy = outputs / "copy"
     job = copy / "train_configs" / "demo.toml"
-    stopped = Run(name="stopped-4", title=f"4 ranks, stopped after step {STOP}", ranks=4, last_step=STOP, job=job,
-                  outputs=outputs)
-    resumed = Run(name="resumed-2", title="2 ranks, resumed after the change", ranks=2, last_step=STEPS, job=job,
-                  outputs=outputs)
+    stopped = Run(
+        name="stopped-4", title=f"4 ranks, stopped after step {STOP}", ranks=4, last_step=STOP, job=job, outputs=outputs
+    )
+    resumed = Run(
+        name="resumed-2", title="2 ranks, resumed after the change", ranks=2, last_step=STEPS, job=job, outputs=outputs
+    )
     shutil.rmtree(outputs, ignore_errors=True)
     for part in ("demo/data", "configs/demo.toml", "train_configs/demo.toml"):
         source, target = ROOT / part, copy / part
@@ -206,8 +235,9 @@ def change_a_byte() -> None:
         raise Failed("The resume was NOT refused, although a source had changed.")
     refusal = find_refusal(resumed.log)
     if "checkpoint" not in refusal or "books" not in refusal or shard.name not in refusal:
-        raise Failed("The resume ended, but not with a refusal that names source 'books' and the file.\n"
-                     f"{tail(resumed.log)}")
+        raise Failed(
+            f"The resume ended, but not with a refusal that names source 'books' and the file.\n{tail(resumed.log)}"
+        )
     if trained := [step for step in hashes(resumed.folder) if step > STOP]:
         raise Failed(f"The resume was refused only after it had delivered {trained}.")
     print(f"\nRefused, as it must be:\n\n{refusal}")
@@ -231,7 +261,7 @@ def find_refusal(log: Path) -> str:
     starts = [n for n, line in enumerate(lines) if REFUSAL.search(line)]
     if not starts:
         return ""
-    message = lines[starts[0]:]
+    message = lines[starts[0] :]
     end = next((n for n, line in enumerate(message) if AFTERMATH.search(line) or OTHER_LINE.search(line)), len(message))
     return "\n".join(message[:end])
 
@@ -246,8 +276,11 @@ def fresh(*runs: Run) -> None:
 def main() -> int:
     """Exit status: 0 identical (or refused, with ``--change-a-byte``), 1 otherwise, 130 interrupted."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--change-a-byte", action="store_true",
-                        help="check instead that a resume refuses a source that was changed by one byte")
+    parser.add_argument(
+        "--change-a-byte",
+        action="store_true",
+        help="check instead that a resume refuses a source that was changed by one byte",
+    )
     started = time.monotonic()
     try:
         change_a_byte() if parser.parse_args().change_a_byte else compare()
