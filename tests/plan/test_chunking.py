@@ -116,6 +116,11 @@ def test_an_appended_file_keeps_the_chunks_it_had() -> None:
     assert after[: len(before) - 1] == before[:-1]
 
 
+def test_a_typical_chunk_is_the_mean_of_all_files() -> None:
+    table = cut(0, parquet((8192, 10), (4096, 10), (1024, 10)), target_bytes=4096, lanes=1)
+    assert (table.num_chunks, table.typical_chunk_bytes) == (4, 3328)
+
+
 @pytest.mark.parametrize("epoch", [0, 1, 7])
 def test_every_epoch_has_the_same_cuts(epoch: int) -> None:
     table = cut(0, parquet((3 * 2**20, 999), (2**19, 17)), target_bytes=2**17, lanes=2)
