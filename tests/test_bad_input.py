@@ -210,12 +210,12 @@ def test_two_datasets_of_one_name_are_refused(sources: Sources) -> None:
         (
             {"lanes": 8, "global_batch_size": 16},
             3,
-            ["lanes = 8", "over 3 data-parallel ranks", "2 or 4 ranks", "6 or 9 lanes"],
+            ["lanes = 8", "over 3 data-parallel ranks", "2 or 4 ranks", "the global batch a multiple of 3"],
         ),
         (
             {"lanes": 8, "global_batch_size": 20},
             2,
-            ["global_batch_size = 20", "global batch of 16 or 24", "5 or 10 lanes"],
+            ["global_batch_size = 20", "global batch of 16 or 24", "4 or 10 lanes"],
         ),
         (
             {"lanes": 8, "global_batch_size": 16, "local_batch_size": 3},

@@ -135,7 +135,6 @@ def test_a_choice_that_is_none_is_refused_with_all_there_are(key: str) -> None:
         from_table(Recipe, {key: "warp"}, "job")
 
 
-@pytest.mark.xfail(strict=True, reason="only tables are checked for type and choice; Python arguments for range alone")
 @pytest.mark.parametrize(
     "wrong",
     [{"pack": "warp"}, {"special_tokens_in_text": "pars"}, {"lanes": "8"}, {"lanes": 2.5}, {"repeat": "no"}],

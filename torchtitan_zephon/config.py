@@ -98,7 +98,7 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self, "recipe")
+        check_fields(self, "recipe")
         check_weights({name: source.weight for name, source in self.sources.items()})
 
 
@@ -116,13 +116,14 @@ class RunSettings:
     ledger: str | None = setting(None, "Folder for the batch ledger: SHA-256 of every global batch. None writes none.")
 
     def __post_init__(self) -> None:
-        check_ranges(self, "run settings")
+        check_fields(self, "run settings")
 
 
-def check_ranges(config: Any, where: str) -> None:
-    """Raise ``ConfigError`` for the first field of ``config`` outside its range."""
+def check_fields(config: Any, where: str) -> None:
+    """Raise ``ConfigError`` for the first field of ``config`` of another type, choice or range."""
+    hints = typing.get_type_hints(type(config))
     for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
+        value = coerce(getattr(config, f.name), hints[f.name], f"{where}: {f.name}")
         low, high = f.metadata.get("low"), f.metadata.get("high")
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             continue

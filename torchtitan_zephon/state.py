@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,19 +100,33 @@ def encode_lane(state: LaneState) -> bytes:
     )
 
 
-_LANE_FIELDS: dict[str, type] = {
-    "lane": int,
-    "segment": int,
-    "runs": list,
-    "chunks": list,
-    "scheduled_tokens": list,
-    "tokens": list,
-    "carry": dict,
-    "segment_digest": str,
-    "delivered": int,
-    "sequences": int,
-    "digest": str,
-    "source_digests": list,
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "count": _is_count,
+    "counts": lambda v: isinstance(v, list) and all(map(_is_count, v)),
+    "counts or null": lambda v: v is None or _KINDS["counts"](v),
+    "text": lambda v: isinstance(v, str),
+    "texts": lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v),
+    "table": lambda v: isinstance(v, dict),
+}
+"""What a field can be, in the words of an error."""
+
+_LANE_FIELDS = {
+    "lane": "count",
+    "segment": "count",
+    "runs": "counts",
+    "chunks": "counts",
+    "scheduled_tokens": "counts",
+    "tokens": "counts",
+    "carry": "table",
+    "segment_digest": "text",
+    "delivered": "count",
+    "sequences": "count",
+    "digest": "text",
+    "source_digests": "texts",
 }
 
 
@@ -151,12 +165,12 @@ def encode_stream(state: StreamState) -> bytes:
 
 def decode_stream(data: object) -> StreamState:
     """The shared state. Raises ``StateError``."""
-    fields: dict[str, type] = {
-        "recipe": dict,
-        "recipe_sha256": str,
-        "tokens_per_mib": object,
-        "global_batch_size": int,
-        "step": int,
+    fields = {
+        "recipe": "table",
+        "recipe_sha256": "text",
+        "tokens_per_mib": "counts or null",
+        "global_batch_size": "count",
+        "step": "count",
     }
     value = _open(data, fields, "the loader state")
     measured = value["tokens_per_mib"]
@@ -214,7 +228,7 @@ def _seal(value: dict[str, Any]) -> bytes:
     return _canonical({**value, "check": _check(value)})
 
 
-def _open(data: object, fields: dict[str, type], where: str) -> dict[str, Any]:
+def _open(data: object, fields: Mapping[str, str], where: str) -> dict[str, Any]:
     """Parse sealed bytes and check format, fields, types and the check sum."""
     damaged = f"{where} in the checkpoint is damaged: %s. {OLDER_STEP} {NEW_STREAM}"
     if not isinstance(data, (bytes, bytearray)):
@@ -233,12 +247,13 @@ def _open(data: object, fields: dict[str, type], where: str) -> dict[str, Any]:
             f"{where} has format {value['format']}; this version of torchtitan_zephon reads formats up to "
             f"{FORMAT}. Install the version that wrote it, or a newer one."
         )
-    expected: dict[str, type] = {"format": int, **fields, "check": str}
+    expected = {"format": "count", **fields, "check": "text"}
     for name, kind in expected.items():
         if name not in value:
             raise StateError(damaged % f"field {name!r} is missing")
-        if not isinstance(value[name], kind):
-            raise StateError(damaged % f"field {name!r} is a {type(value[name]).__name__}, not {kind.__name__}")
+        if not _KINDS[kind](value[name]) or (name == "format" and value[name] < 1):
+            found = f"{type(value[name]).__name__}, not a {kind}: {str(value[name])[:40]!r}"
+            raise StateError(damaged % f"field {name!r} is a {found}")
     if unknown := sorted(value.keys() - expected.keys()):
         raise StateError(damaged % f"unknown field {unknown[0]!r}")
     if value.pop("check") != _check(value):
@@ -247,7 +262,8 @@ def _open(data: object, fields: dict[str, type], where: str) -> dict[str, Any]:
 
 
 def _pack_tokens(tokens: Tokens) -> dict[str, Any]:
-    """Ids at 3 bytes each in base64, which is 4 bytes a token; vocabularies end far below 2**24."""
+    """Ids at 3 bytes each in base64, which is 4 bytes a token; ``Tokenize`` refuses ids of 2**24 and more."""
+    assert tokens.ids.max(initial=0) < 1 << 24
     raw = tokens.ids.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
     return {"ids": base64.b64encode(raw).decode(), "offsets": tokens.offsets.tolist(), "origin": tokens.origin.tolist()}
 

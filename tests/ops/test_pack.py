@@ -162,7 +162,6 @@ def test_wrap_goes_on_from_a_carry_as_if_it_had_not_stopped(data: st.DataObject,
     assert rows == expected
 
 
-@pytest.mark.xfail(strict=True, reason="documents of under two tokens that follow the carry stay in it")
 def test_a_carry_does_not_grow_with_documents_that_have_no_input() -> None:
     packer = Wrap(8, PADDING, Tokens.empty())
     packer.add(tokens_of([document(4)]))

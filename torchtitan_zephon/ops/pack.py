@@ -157,7 +157,12 @@ class _Joined:
         begin = int(t.offsets[d]) + used - int(self.starts[d])
         offsets = t.offsets[d:] - begin
         offsets[0] = 0
-        return Tokens(t.ids[begin:].copy(), offsets, t.origin[d:])
+        kept = np.diff(offsets) > 1  # a document of under two tokens has no input to give any more
+        if kept.all():
+            return Tokens(t.ids[begin:].copy(), offsets, t.origin[d:])
+        lengths = np.diff(offsets)
+        ids = t.ids[begin:][np.repeat(kept, lengths)]
+        return Tokens(ids, np.concatenate([[0], np.cumsum(lengths[kept])]), t.origin[d:][kept])
 
     def rows(self, row_starts: np.ndarray, filled: int, seq_len: int, padding_id: int) -> Rows:
         """Rows at ``row_starts``; all are full, except that a single one may have ``filled`` < seq_len."""

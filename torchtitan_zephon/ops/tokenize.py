@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     import tokenizers
 
 
+LARGEST_VOCABULARY = 1 << 24
+"""A carried token takes three bytes in a checkpoint."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerSpec:
     """Everything that decides the ids: the serialised tokenizer, and the ids added around a text."""
@@ -55,6 +59,10 @@ class Tokenize:
         self._tokenizer = _tokenizers().Tokenizer.from_str(spec.serialized)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        if self.largest_id() >= LARGEST_VOCABULARY:
+            raise TokenizerError(
+                f"the tokenizer gives ids up to {self.largest_id()}; ids end at {LARGEST_VOCABULARY - 1}."
+            )
         self._tokenizer.encode_special_tokens = spec.special_tokens_in_text == "plain"
 
     def __call__(self, source: int, texts: Texts) -> Tokens:
@@ -107,7 +115,10 @@ def load_tokenizer(
             f"tokenizer {path!r} cannot be loaded: {error}. Give a folder with tokenizer.json, that "
             "file itself, or the name of a hub repository that this machine can reach."
         ) from None
-    config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
+    try:
+        config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
+    except ValueError as error:
+        raise TokenizerError(f"{str(config_file)!r} is not valid JSON: {error}.") from None
     return spec_of(tokenizer, config, add_bos=add_bos, add_eos=add_eos, special_tokens_in_text=special_tokens_in_text)
 
 
@@ -145,6 +156,9 @@ def make_spec(
     special_tokens_in_text: str,
 ) -> TokenizerSpec:
     """Add BOS and EOS where asked, unless the tokenizer's post-processor does so itself."""
+    if tokenizer.padding is not None:  # padding with EOS is not an EOS; the trainer's own object stays as it is
+        tokenizer = _tokenizers().Tokenizer.from_str(tokenizer.to_str())
+        tokenizer.no_padding()
     own = tokenizer.encode("").ids
     return TokenizerSpec(
         tokenizer.to_str(),

@@ -39,13 +39,13 @@ class Layout:
             raise ConfigError(
                 f"lanes = {lanes} cannot be shared out evenly over {degree} data-parallel ranks "
                 f"(lanes % dp_degree must be 0). With {lanes} lanes use {_near_divisors(lanes, degree)} "
-                f"ranks; for a new run on {degree} ranks use {_near_multiples(degree, lanes)} lanes."
+                f"ranks; {_new_lanes(batch, degree, lanes)}."
             )
         if batch % lanes:
             raise ConfigError(
                 f"global_batch_size = {batch} cannot be taken evenly from {lanes} lanes "
                 f"(global_batch_size % lanes must be 0). Use a global batch of "
-                f"{_near_multiples(lanes, batch)}, or for a new run {_near_divisors(batch, lanes)} lanes."
+                f"{_near_multiples(lanes, batch)}; {_new_lanes(batch, degree, lanes)}."
             )
         if (batch // degree) % local:
             raise ConfigError(
@@ -71,8 +71,15 @@ class Layout:
         return self.global_batch_size // self.dp_degree // self.local_batch_size
 
 
-def _near_divisors(n: int, wish: int) -> str:
-    divisors = [d for d in range(1, n + 1) if n % d == 0]
+def _new_lanes(batch: int, degree: int, wish: int) -> str:
+    """Numbers of lanes near ``wish`` that fit both the batch and the ranks, for a run not begun yet."""
+    if batch % degree:
+        return f"for a new run on {degree} ranks make the global batch a multiple of {degree}"
+    return f"for a new run on {degree} ranks use {_near_divisors(batch, wish, degree)} lanes"
+
+
+def _near_divisors(n: int, wish: int, multiple_of: int = 1) -> str:
+    divisors = [d for d in range(multiple_of, n + 1, multiple_of) if n % d == 0]
     return _either([d for d in divisors if d < wish][-1:] + [d for d in divisors if d > wish][:1])
 
 

@@ -65,11 +65,18 @@ def list_source(name: str, path: str) -> Manifest:
             f"{path.rstrip('/') + '/**/*.parquet'!r}."
         )
     names = sorted((f.relative_to(root).as_posix() for f in files), key=os.fsencode)
-    sizes = [(root / n).stat().st_size for n in names]
+    sizes = [_size(name, root / n) for n in names]
     if not sum(sizes):
         raise SourceError(f"source {name!r}: all {len(names)} files at {path!r} are empty.")
     samples = _sample(root, names, sizes)
     return Manifest(root, formats[0], tuple(map(Shard, names, sizes, samples)))
+
+
+def _size(name: str, file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        raise SourceError(f"source {name!r}: {str(file)!r} cannot be read: {error.strerror}.") from None
 
 
 def _files(name: str, path: str) -> tuple[Path, list[Path]]:
