@@ -100,9 +100,10 @@ def report(error: ZephonError) -> None:
     if local_rank() != 0 and not began:
         time.sleep(OTHERS_WAIT_S)
     who = f"rank {rank}: " if began or local_rank() != 0 else ""
-    # Not to break long words or at hyphens: a path or a name must survive copying.
+    # Not to break long words or at hyphens: a path or a name must survive copying, and so must an
+    # indented line, which is one `field: before -> after` or a digest.
     lines = [
-        textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False)
+        line if line.startswith("    ") else textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False)
         for line in f"torchtitan_zephon: {who}{error}".splitlines()
     ]
     print("\n".join(lines), file=sys.stderr, flush=True)
