@@ -405,7 +405,8 @@ def test_no_thread_is_left_after_close_or_when_a_stream_is_dropped(sources: Sour
 
 
 ENDLESS = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is born ignoring it
 from pathlib import Path
 from tests.scenarios import small_pipeline
 pipeline = small_pipeline({"s": Path(sys.argv[1])}, tokenizer=sys.argv[2])
