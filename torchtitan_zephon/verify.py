@@ -113,9 +113,7 @@ def _loader_state(path: Path) -> dict[str, Any]:
     try:
         from .titan.checkpoint import read_loader_state
     except ImportError as error:
-        raise ZephonError(
-            f"reading a checkpoint needs torch and torchtitan ({error}): pip install 'torchtitan_zephon[titan]'."
-        ) from None
+        raise ZephonError(f"reading a checkpoint needs torch, in the build that fits the machine ({error}).") from None
     return read_loader_state(path)
 
 

@@ -183,7 +183,7 @@ class RankStream:
 
     def close(self) -> None:
         """End the workers. Reading or saving afterwards is an error; ``load_state_dict`` opens it again."""
-        self._failure = ConfigError("this stream was closed.")
+        self._failure = ConfigError("this stream was closed; load_state_dict opens it again.")
         self._drop()
 
     def _drop(self) -> None:
