@@ -128,10 +128,20 @@ def test_mixed_formats_are_refused_with_a_glob_that_works(folder: Path) -> None:
     assert names_of(suggested) == ["copy.parquet"]
 
 
-@pytest.mark.parametrize("path", ["nowhere", "no/such/*.jsonl", ""])
-def test_a_path_with_nothing_there_is_refused(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("nowhere", "there is no file or folder 'nowhere'"),
+        ("no/such/*.jsonl", "no .jsonl, .ndjson, .parquet file at 'no/such/*.jsonl' (it is empty)"),
+        ("", "has no path"),
+    ],
+)
+def test_a_path_with_nothing_there_is_refused(
+    path: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert refusal(path).startswith("source 'wiki'")
+    assert problem in refusal(path)
 
 
 def test_a_remote_path_is_refused_with_the_way_out() -> None:
