@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -14,11 +15,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.scenarios import corpus, global_batches, rank_steps, small_pipeline, texts_of, tokenizer_folder, write_jsonl
+from tests.scenarios import (
+    SEQ_LEN,
+    corpus,
+    global_batches,
+    rank_steps,
+    small_pipeline,
+    text_of,
+    texts_of,
+    tokenizer_folder,
+    write_jsonl,
+    write_parquet,
+)
 from torchtitan_zephon import Pipeline, RankStream, StateError
 from torchtitan_zephon.plan import keyed
 
-STEPS = 14
+STEPS = 20
 Sources = dict[str, Path]
 
 
@@ -55,6 +67,12 @@ def test_global_batches_are_equal_on_1_2_4_8_16_and_32_ranks(sources: Sources, p
     assert len(set(expected)) == STEPS
     for degree in (2, 4, 8, 16, 32):
         assert global_batches(wide(sources, algorithm=pack), degree, STEPS)[0] == expected, degree
+
+
+@pytest.mark.parametrize("degree", [3, 6, 12])
+def test_ranks_that_are_no_power_of_two_get_the_same_global_batches(sources: Sources, degree: int) -> None:
+    expected, state = global_batches(pipeline(sources, lanes=12, global_batch_size=24), 1, 6)
+    assert global_batches(pipeline(sources, lanes=12, global_batch_size=24), degree, 6) == (expected, state)
 
 
 @pytest.mark.parametrize("local", [1, 2, 4, 8, 16])
@@ -95,22 +113,23 @@ def test_the_state_is_the_same_bytes_on_every_number_of_ranks(sources: Sources) 
 
 @pytest.mark.parametrize("pack", ["wrap", "first_fit"])
 def test_a_resume_at_every_step_on_other_ranks_continues_exactly(sources: Sources, pack: str) -> None:
-    def make() -> Pipeline:
-        return pipeline(sources, algorithm=pack).map(strip).filter(most)
+    def make(workers: int = 2) -> Pipeline:
+        return pipeline(sources, algorithm=pack, workers=workers).map(strip).filter(most)
 
-    expected, _ = global_batches(make(), 1, STEPS)
-    degrees = [1, 2, 4, 8]
-    for k in range(STEPS):
+    expected, last = global_batches(make(), 1, STEPS)
+    degrees, workers = [1, 2, 4, 8], [2, 8, 1]
+    for k in range(STEPS + 1):
         before, state = global_batches(make(), degrees[k % 4], k)
-        after, _ = global_batches(make(), degrees[(k + 1) % 4], STEPS - k, state)
-        assert before + after == expected, k
+        after, end = global_batches(make(workers[k % 3]), degrees[(k + 1) % 4], STEPS - k, state)
+        assert (before + after, end) == (expected, last), k
 
 
 def test_three_resumes_in_a_chain_on_other_ranks_continue_exactly(sources: Sources) -> None:
     expected, last = global_batches(wide(sources), 1, 20)
     state, seen = None, []
-    for degree, steps in ((8, 3), (2, 7), (32, 4), (1, 6)):
-        hashes, state = global_batches(wide(sources), degree, steps, state)
+    for degree, steps, workers, local in ((8, 3, 2, 8), (2, 7, 8, 1), (32, 4, 1, 2), (1, 6, 2, 16)):
+        changed = wide(sources, workers=workers, local=local)
+        hashes, state = global_batches(changed, degree, steps, state)
         seen += hashes
     assert seen == expected
     assert state == last
@@ -139,10 +158,18 @@ def test_loading_before_or_after_iter_or_twice_gives_the_same_next_batch(sources
 
 
 def test_two_streams_of_one_pipeline_do_not_disturb_each_other(sources: Sources) -> None:
+    alone = pipeline(sources).for_rank(0, 2)
+    expected = [take_step(alone) for _ in range(8)]
+    alone.close()
+    _, state = global_batches(pipeline(sources), 1, 5)
     shared = pipeline(sources)
     first, second = shared.for_rank(0, 2), shared.for_rank(0, 2)
-    ahead = [take_step(first) for _ in range(3)]
-    assert [take_step(second) for _ in range(3)] == ahead
+    assert [take_step(first) for _ in range(2)] == expected[:2]
+    second.load_state_dict(state)
+    assert take_step(second) == expected[5]
+    assert take_step(first) == expected[2]
+    first.load_state_dict(second.state_dict())
+    assert [take_step(second) for _ in range(2)] == [take_step(first) for _ in range(2)] == expected[6:]
     first.close()
     second.close()
 
@@ -159,22 +186,57 @@ def test_a_state_in_the_middle_of_a_step_is_refused(sources: Sources) -> None:
     rank.close()
 
 
-def test_a_resume_at_every_step_of_a_tiny_corpus_over_several_epochs(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "tiny.jsonl", [*texts_of(9), " ".join(texts_of(30))])
+@pytest.mark.parametrize("pack", ["wrap", "first_fit"])
+def test_a_resume_at_every_step_of_a_tiny_corpus_over_several_epochs(tmp_path: Path, pack: str) -> None:
+    path = write_jsonl(tmp_path / "tiny.jsonl", [*texts_of(9, longest=20), text_of(9, words=100)])
 
-    def make() -> Pipeline:
-        return pipeline({"tiny": tmp_path / "tiny.jsonl"}, lanes=2, global_batch_size=4, flush_every_sequences=5)
+    def make(**options: Any) -> Pipeline:
+        tiny = {"lanes": 2, "global_batch_size": 4, "flush_every_sequences": 5, "algorithm": pack}
+        return pipeline({"tiny": path}, **{**tiny, **options})
 
+    epoch_tokens = sum(b.sequences[0].filled for b in make(repeat=False))
+    assert 0.2 < 4 * SEQ_LEN / epoch_tokens < 0.5, "of an epoch in a step"
     expected, _ = global_batches(make(), 1, 24)
     for k in range(16):
         _, state = global_batches(make(), 1 + k % 2, k)
         assert global_batches(make(), 2 - k % 2, 8, state)[0] == expected[k : k + 8]
 
 
-def test_one_file_or_five_documents_feed_eight_ranks(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "five.jsonl", texts_of(5))
-    expected, _ = global_batches(pipeline({"five": tmp_path / "five.jsonl"}), 1, 5)
-    assert global_batches(pipeline({"five": tmp_path / "five.jsonl"}), 8, 5)[0] == expected
+def test_a_resume_inside_a_large_row_group_continues_exactly(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "rows.parquet", texts_of(2000), row_group_rows=10_000)
+
+    def make() -> Pipeline:
+        return pipeline({"rows": path}, lanes=2, global_batch_size=16, flush_every_sequences=9)
+
+    assert make().for_rank(0, 1).program.tables[0].run_chunks > 1
+    expected, last = global_batches(make(), 1, STEPS)
+    inside = 0
+    for k in range(0, STEPS + 1, 2):
+        before, state = global_batches(make(), 1 + k // 2 % 2, k)
+        after, end = global_batches(make(), 2 - k // 2 % 2, STEPS - k, state)
+        assert (before + after, end) == (expected, last), k
+        inside += sum(json.loads(lane)["chunks"] != [0] for lane in state["lane"].values())
+    assert inside, "no segment began between two chunks of a row group"
+
+
+@pytest.mark.parametrize("pack", ["wrap", "first_fit"])
+def test_a_finite_pass_resumed_anywhere_ends_with_the_same_batches(sources: Sources, pack: str) -> None:
+    def make() -> Pipeline:
+        return pipeline(sources, repeat=False, algorithm=pack, flush_every_sequences=5).filter(most)
+
+    expected, last = global_batches(make(), 1, 10**6)
+    assert 20 < len(expected) < 200
+    for k in range(0, len(expected) + 1, 5):
+        before, state = global_batches(make(), 4, k)
+        after, end = global_batches(make(), 2, 10**6, state)
+        assert (before + after, end) == (expected, last), k
+
+
+@pytest.mark.parametrize("texts", [texts_of(5), texts_of(300)], ids=["five documents", "one file"])
+def test_one_file_or_five_documents_feed_eight_ranks(tmp_path: Path, texts: list[str]) -> None:
+    path = write_jsonl(tmp_path / "one.jsonl", texts)
+    expected, _ = global_batches(pipeline({"one": path}), 1, 5)
+    assert global_batches(pipeline({"one": path}), 8, 5)[0] == expected
 
 
 def test_neither_the_place_nor_the_order_of_the_sources_matters(sources: Sources, tmp_path: Path) -> None:
@@ -186,11 +248,20 @@ def test_neither_the_place_nor_the_order_of_the_sources_matters(sources: Sources
     assert global_batches(pipeline(moved), 4, 3, state)[0] == after[6:]
 
 
-def test_global_generators_do_not_matter(sources: Sources) -> None:
-    expected, _ = global_batches(pipeline(sources), 1, 5)
+def test_global_generators_do_not_matter_and_are_left_alone(sources: Sources) -> None:
+    def disturb(record: dict[str, Any]) -> dict[str, Any]:
+        random.seed(record["id"])
+        np.random.seed(record["id"])
+        return record
+
+    expected, _ = global_batches(pipeline(sources).map(dict, identity="m"), 1, 5)
     random.seed(99)
     np.random.seed(99)
-    assert global_batches(pipeline(sources), 1, 5)[0] == expected
+    python_state, numpy_state = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]
+    assert global_batches(pipeline(sources).map(dict, identity="m"), 1, 5)[0] == expected
+    assert random.getstate() == python_state
+    assert np.random.get_state()[1].tolist() == numpy_state  # type: ignore[index, union-attr]
+    assert global_batches(pipeline(sources).map(disturb, identity="m"), 2, 5)[0] == expected
 
 
 def test_the_seed_matters_and_each_seed_gives_another_stream(sources: Sources) -> None:
