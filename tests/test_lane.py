@@ -11,6 +11,7 @@ from collections import Counter, deque
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from torchtitan_zephon import SourceError
 from torchtitan_zephon.errors import ReplayError
 from torchtitan_zephon.lane import Lane, LaneProgram, sequence_hash
 from torchtitan_zephon.ops.pack import padding_row
+from torchtitan_zephon.ops.shuffle import ShuffleBuffer
 from torchtitan_zephon.plan import keyed
 from torchtitan_zephon.plan.chunking import Chunk, Pieces, cut
 from torchtitan_zephon.plan.cursor import LanePlan, order_keys
@@ -227,6 +229,31 @@ def test_a_segment_ends_at_the_first_chunk_end_after_so_many_sequences(setting: 
         assert state.start.segment == number
         assert len(sequences) >= setting.flush
         assert state.sequences == sum(len(s) for _, s in found[:number])
+
+
+@pytest.mark.parametrize("flush", [1, 6, 25])
+def test_no_chunk_is_packed_into_a_segment_that_has_its_sequences(flush: int) -> None:
+    driver, packed = Driver(Setting(buffer=0, flush=flush)), 0
+    for _ in range(60):
+        driver.plan()
+        driver.arrive()
+        packed += driver.lane.ready
+        while driver.lane.ready:
+            driver.lane.take()
+        flushed = packed >= flush
+        packed = 0 if flushed else packed
+        assert driver.lane.state().delivered == packed
+
+
+def test_every_lane_and_segment_shuffles_with_a_key_of_its_own() -> None:
+    with mock.patch("torchtitan_zephon.lane.ShuffleBuffer", side_effect=ShuffleBuffer) as buffers:
+        for lane in range(LANES):
+            driver = Driver(Setting(lane=lane))
+            for _ in range(60):
+                driver.take()
+    keys = [call.args[1] for call in buffers.call_args_list]
+    assert len(keys) > 10
+    assert len(set(keys)) == len(keys)
 
 
 @pytest.mark.parametrize("pack", ["wrap", "first_fit"])
