@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios import corpus, rank_steps, small_pipeline, texts_of, write_jsonl
+from tests.scenarios import corpus, rank_steps, small_pipeline, text_of, texts_of, write_jsonl
 from torchtitan_zephon import Batch, Pipeline, RankStream
 from torchtitan_zephon.records import Balance
 
 Documents = dict[tuple[int, int, int], list[int]]
+END = 1
+"""The small tokenizer's EOS: the last label of a document, and of nothing else."""
 
 
 def whole_pass(pipeline: Pipeline, degree: int) -> tuple[list[list[list[Batch]]], list[RankStream]]:
@@ -48,10 +50,11 @@ def tokens_of(pipeline: Pipeline) -> Documents:
 
 
 @pytest.mark.parametrize("pack", ["wrap", "first_fit"])
-@pytest.mark.parametrize("degree", [1, 2, 4])
+@pytest.mark.parametrize("degree", [1, 2, 4, 8])
 def test_a_finite_pass_gives_every_record_exactly_once_on_ranks_in_step(tmp_path: Path, pack: str, degree: int) -> None:
     def make() -> Pipeline:
-        return small_pipeline(corpus(tmp_path / "data"), algorithm=pack, repeat=False, buffer_size=0)
+        options: dict[str, Any] = {"lanes": 8, "global_batch_size": 16, "buffer_size": 0}
+        return small_pipeline(corpus(tmp_path / "data"), algorithm=pack, repeat=False, **options)
 
     taken, ranks = whole_pass(make(), degree)
     assert len({len(steps) for steps in taken}) == 1
@@ -112,12 +115,20 @@ def test_empty_and_filtered_records_are_counted_and_leave_no_token(tmp_path: Pat
     assert rank.balance.documents == len(documents_in([b for step in taken[0] for b in step]))
 
 
-def test_a_filter_that_drops_all_of_one_shard_keeps_the_ranks_in_step(tmp_path: Path) -> None:
-    for k in range(2):
-        write_jsonl(tmp_path / "s" / f"{k}.jsonl", texts_of(60, first=1000 * k))
-    pipeline = small_pipeline({"s": tmp_path / "s"}, repeat=False, lanes=2, global_batch_size=4)
-    taken, _ = whole_pass(pipeline.filter(lambda r: not r["text"].startswith("1"), identity="no 1"), 2)
+@pytest.mark.parametrize("dropped", [0, 1])
+def test_a_filter_that_drops_all_that_one_rank_would_read_keeps_the_ranks_in_step(tmp_path: Path, dropped: int) -> None:
+    for k in range(2):  # of one chunk each, and so of one lane
+        shard = write_jsonl(tmp_path / "s" / f"{k}.jsonl", texts_of(25, first=1000 * (k + 1)))
+        assert shard.stat().st_size < 4096
+    options: dict[str, Any] = {"lanes": 2, "global_batch_size": 4, "buffer_size": 0}
+    pipeline = small_pipeline({"s": tmp_path / "s"}, repeat=False, **options)
+    pipeline = pipeline.filter(lambda r: not r["text"].startswith(str(dropped + 1)), identity=f"no {dropped + 1}")
+    taken, ranks = whole_pass(pipeline, 2)
     assert len(taken[0]) == len(taken[1]) > 0
+    assert sorted(rank.balance.filtered for rank in ranks) == [0, 25]
+    found = documents_in([b for rank in taken for step in rank for b in step])
+    assert {shard for _, shard, _ in found} == {1 - dropped}
+    assert len(found) == 25
 
 
 def test_iterating_a_finite_stream_again_gives_the_same_pass(tmp_path: Path) -> None:
@@ -134,37 +145,67 @@ def test_a_finished_pass_that_is_resumed_gives_nothing_more(tmp_path: Path) -> N
     assert list(resumed) == []
 
 
-def test_every_record_is_read_once_an_epoch_also_across_a_resume(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "one.jsonl", texts_of(50))
-    pipeline = small_pipeline({"one": path}, lanes=1, global_batch_size=1, local_batch_size=1, buffer_size=0)
+def documents_in_order(batches: list[Batch]) -> list[tuple[int, ...]]:
+    """(source, shard, record) of each document, once where it goes on in the next row."""
+    order: list[tuple[int, ...]] = []
+    left = False
+    for batch in batches:
+        for row, sequence in enumerate(batch.sequences):
+            for start, *origin in sequence.pieces.tolist():
+                if not (left and start == 0 and order[-1] == tuple(origin)):
+                    order.append(tuple(origin))
+            left = batch.labels[row, -1] != END  # the last document of the row is cut
+    return order
+
+
+@pytest.mark.parametrize("degree", [1, 4])
+def test_every_record_comes_once_an_epoch_in_each_of_five_epochs_across_resumes(tmp_path: Path, degree: int) -> None:
+    """Each lane owns the same whole chunks in every epoch here, so its epochs can be told apart."""
+    lanes = degree
+    for k in range(lanes):
+        assert write_jsonl(tmp_path / "s" / f"{k}.jsonl", texts_of(25, first=100 * k)).stat().st_size < 4096
+    options: dict[str, Any] = {"lanes": lanes, "global_batch_size": lanes, "local_batch_size": 1, "buffer_size": 0}
+    pipeline = small_pipeline({"s": tmp_path / "s"}, shuffle_chunks=False, **options)
     expected = tokens_of(pipeline)
-    epoch_tokens = sum(map(len, expected.values()))
-    first = pipeline.for_rank(0, 1)
-    steps = rank_steps(first, int(0.9 * epoch_tokens / 32))
-    second = pipeline.for_rank(0, 1)
-    second.load_state_dict(first.state_dict())
-    steps += rank_steps(second, int(2.3 * epoch_tokens / 32))
-    found = documents_in([b for step in steps for b in step])
-    for origin, labels in found.items():
-        times = len(labels) / len(expected[origin])
-        assert times + 1e-9 >= 3 or times > 2, (origin, times)
-        assert labels[: len(expected[origin])] == expected[origin]
-    assert found.keys() == expected.keys()
-    first.close()
-    second.close()
+    epoch_steps = sum(map(len, expected.values())) / 32 / lanes
+    taken: list[list[list[Batch]]] = [[] for _ in range(lanes)]
+    states: list[Any] = [None] * lanes
+    for epochs in (0.9, 1.2, 0.9, 3.5):  # resumes at 90 %, 210 % and 300 %
+        for r in range(lanes):
+            rank = pipeline.for_rank(r, degree)
+            if states[r] is not None:
+                rank.load_state_dict(states[r])
+            taken[r] += rank_steps(rank, round(epochs * epoch_steps))
+            states[r] = rank.state_dict()
+            rank.close()
+    seen: set[tuple[int, ...]] = set()
+    for steps in taken:
+        order = documents_in_order([b for step in steps for b in step])
+        own = set(order)
+        assert not own & seen
+        seen |= own
+        epochs_of = [order[i : i + len(own)] for i in range(0, len(order), len(own))]
+        assert len(epochs_of) >= 5
+        assert all(len(set(epoch)) == len(own) for epoch in epochs_of[:-1])
+        assert len(set(map(tuple, epochs_of[:-1]))) == len(epochs_of) - 1, "two epochs had the same order"
+    assert seen == expected.keys()
 
 
-def test_weights_are_shares_of_tokens_whatever_the_length_of_documents(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "short.jsonl", [" ".join(texts_of(1, first=i)) for i in range(400)])
+@pytest.mark.parametrize("short_weight", [0.5, 0.8])
+def test_weights_are_shares_of_tokens_whatever_the_length_of_documents(tmp_path: Path, short_weight: float) -> None:
+    write_jsonl(tmp_path / "short.jsonl", [text_of(i, 20) for i in range(800)])
     write_jsonl(tmp_path / "long.jsonl", [" ".join(texts_of(90, first=1000 * i)) for i in range(20)])
     sources = {"short": tmp_path / "short.jsonl", "long": tmp_path / "long.jsonl"}
-    stream = small_pipeline(sources, weights={"short": 1, "long": 1}, lanes=8, global_batch_size=16).for_rank(0, 1)
+    weights = {"short": short_weight, "long": 1 - short_weight}
+    pipeline = small_pipeline(sources, weights=weights, lanes=8, global_batch_size=16)
+    assert all(20 < n < 60 or 3000 < n < 6000 for n in map(len, tokens_of(pipeline).values()))
+    stream = pipeline.for_rank(0, 1)
     tokens: Counter[int] = Counter()
     for step in rank_steps(stream, 125):
         for origin, labels in documents_in(step).items():
             tokens[origin[0]] += len(labels)
-    share = tokens[0] / sum(tokens.values())
-    assert share == pytest.approx(0.5, abs=0.02)
+    short = stream.program.names.index("short")
+    assert tokens[short] / sum(tokens.values()) == pytest.approx(short_weight, abs=0.02)
     stream.close()
 
 
