@@ -256,6 +256,23 @@ def test_every_lane_and_segment_shuffles_with_a_key_of_its_own() -> None:
     assert len(set(keys)) == len(keys)
 
 
+def test_a_segment_starts_with_the_tokens_read_before_it_source_by_source() -> None:
+    read = [0, 0]
+    driver = Driver(Setting(buffer=0, flush=6))
+    for _ in range(40):
+        driver.plan()
+        source, tokens = driver.outstanding[0].source, len(work(driver.outstanding[0]).ids)
+        driver.arrive()
+        read[source] += tokens
+        while driver.lane.ready:
+            driver.lane.take()
+        state = driver.lane.state()
+        if state.delivered == 0 and state.start.segment:
+            assert state.start.tokens == tuple(read)
+            driver = Driver(Setting(buffer=0, flush=6), encode_lane(state))
+    assert state.start.segment > 5
+
+
 @pytest.mark.parametrize("pack", ["wrap", "first_fit"])
 def test_a_flush_empties_the_shuffle_buffer_and_changes_no_segments_content(pack: str) -> None:
     plain, mixed = (segments(Setting(pack=pack, buffer=buffer, flush=25)) for buffer in (0, 40))

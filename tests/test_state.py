@@ -236,6 +236,7 @@ def test_a_tokens_per_mib_that_is_a_number_is_refused_by_name() -> None:
         {"ids": "????", "offsets": [0, 1], "origin": [[0, 0, 0]]},
         {"ids": "AAAA", "offsets": [], "origin": []},
         {"ids": "AAAA", "offsets": ["a"], "origin": [[0, 0, 0]]},
+        {"ids": "AA?AA", "offsets": [0, 1], "origin": [[0, 0, 0]]},
         {"ids": 5, "offsets": [0, 1], "origin": [[0, 0, 0]]},
         {"ids": "AAAA", "offsets": [0, 1], "origin": [[0, 0]]},
     ],
@@ -343,3 +344,4 @@ def test_a_long_list_of_changes_is_cut_in_the_text_only() -> None:
     with pytest.raises(RecipeChangedError, match="and 8 more") as refusal:
         check_recipe({f"f{n}": 0 for n in range(20)}, {f"f{n}": 1 for n in range(20)})
     assert len(refusal.value.changes) == 20
+    assert str(refusal.value).count(": 0 -> 1") == 12

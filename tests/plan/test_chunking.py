@@ -71,6 +71,11 @@ def test_a_source_has_several_chunks_a_lane_where_4_kib_chunks_allow(pieces: Pie
     assert table.num_chunks >= min(CHUNKS_PER_LANE * lanes, pieces.sizes.sum() // 4096)
 
 
+def test_a_lane_gets_four_chunks_of_a_source_below_the_target() -> None:
+    sizes = np.array([2**20], np.int64)
+    assert cut(0, Pieces(sizes, sizes, True), target_bytes=2**18, lanes=8).chunk_bytes == 2**20 // (8 * 4)
+
+
 def parquet(*groups: tuple[int, int]) -> Pieces:
     columns = np.array(groups, np.int64)
     return Pieces(sizes=columns[:, 0], units=columns[:, 1], runs_of_one=False)
