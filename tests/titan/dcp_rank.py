@@ -21,6 +21,10 @@ from tests.scenarios import rank_steps, row_bytes, small_pipeline
 LANES = BATCH = 64
 
 
+def sources_in(folder: Path) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(folder.iterdir())}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("data", "tokenizer", "out"):
@@ -32,10 +36,10 @@ def main() -> None:
     options = parser.parse_args()
     dist.init_process_group("gloo")
     rank, degree = dist.get_rank() // options.peers, dist.get_world_size() // options.peers
-    sources = {path.stem: path for path in sorted(options.data.iterdir())}
     pipeline = small_pipeline(
-        sources, lanes=LANES, global_batch_size=BATCH, local_batch_size=1, workers=1, tokenizer=options.tokenizer
-    )
+        sources_in(options.data), lanes=LANES, global_batch_size=BATCH, local_batch_size=1, workers=1,
+        tokenizer=options.tokenizer,
+    )  # fmt: skip
     stream = pipeline.for_rank(rank, degree)
     if options.load:
         dcp.load({"dataloader": stream}, checkpoint_id=options.load)

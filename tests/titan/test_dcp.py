@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import re
+import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+pytest.importorskip("torchtitan")
 
 import torch.distributed.checkpoint as dcp
 
-from tests.scenarios import corpus, tokenizer_folder
-from torchtitan_zephon import StateError
+from tests.scenarios import corpus, small_pipeline, tokenizer_folder, write_jsonl
+from tests.titan.dcp_rank import BATCH, LANES, sources_in
+from tests.titan.scenarios import torchrun
+from torchtitan_zephon import RecipeChangedError, StateError
 from torchtitan_zephon.titan.checkpoint import read_loader_state
+from torchtitan_zephon.titan.preflight import check_checkpoint
 from torchtitan_zephon.verify import verify
 
-ROOT = Path(__file__).parents[2]
 SAVED_AT, STEPS = 3, 6
 
 
@@ -28,12 +30,8 @@ def run(processes: int, folder: Path, name: str, *arguments: object) -> list[lis
     """Hashes of the sequences of each global batch, in canonical order, of a torchrun launch."""
     out = folder / name
     out.mkdir()
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-        "-m", "tests.titan.dcp_rank", str(folder / "data"), str(tokenizer_folder()), str(out), *map(str, arguments),
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    code, output = torchrun(processes, "tests.titan.dcp_rank", folder / "data", tokenizer_folder(), out, *arguments)
+    assert code == 0, output[-3000:]
     ranks = [json.loads(file.read_text()) for file in sorted(out.glob("*.json"))]
     assert len(ranks) == processes
     coordinates = {rank["coordinate"]: rank["steps"] for rank in ranks}
@@ -62,12 +60,26 @@ def test_a_checkpoint_of_16_ranks_continues_on_another_number(
     assert run(processes, folder, str(processes), *arguments) == straight[SAVED_AT:]
 
 
+KEYS = sorted({"dataloader.stream", *(f"dataloader.lane.{n:05d}" for n in range(LANES))})
+
+
+def keys_of(checkpoint: Path) -> list[str]:
+    return sorted(dcp.FileSystemReader(str(checkpoint)).read_metadata().state_dict_metadata)
+
+
+def test_every_lane_is_in_the_checkpoint_once_though_each_rank_saves_only_its_own(
+    saved: tuple[Path, list[list[str]]],
+) -> None:
+    folder, _ = saved
+    assert keys_of(folder / "checkpoint") == KEYS
+    assert len(list((folder / "checkpoint").glob("*.distcp"))) == 16
+
+
 def test_two_peers_of_a_data_coordinate_get_the_same_and_save_it_once(saved: tuple[Path, list[list[str]]]) -> None:
     folder, straight = saved
     arguments = (STEPS - SAVED_AT, "--load", folder / "checkpoint", "--save", folder / "peers", "--peers", 2)
     assert run(8, folder, "peers-out", *arguments) == straight[SAVED_AT:]
-    keys = list(dcp.FileSystemReader(str(folder / "peers")).read_metadata().state_dict_metadata)
-    assert sorted(keys) == sorted({"dataloader.stream", *(f"dataloader.lane.{n:05d}" for n in range(64))})
+    assert keys_of(folder / "peers") == KEYS
 
 
 def test_checkpoints_of_two_runs_are_compared_without_data(saved: tuple[Path, list[list[str]]]) -> None:
@@ -83,6 +95,57 @@ def test_the_state_of_all_lanes_is_read_by_one_process(saved: tuple[Path, list[l
     state = read_loader_state(folder / "checkpoint")
     assert len(state["lane"]) == 64
     assert all(json.loads(v)["sequences"] == SAVED_AT for v in state["lane"].values())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lanes": 32}, "lanes: 64 -> 32"),
+        ({"lanes": 128, "global_batch_size": 128}, "lanes: 64 -> 128"),
+        ({"seed": 8}, "seed: 7 -> 8"),
+        ({"global_batch_size": 128}, "made with global_batch_size = 64, this job has 128"),
+    ],
+    ids=["fewer lanes", "more lanes", "seed", "global batch"],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_before_the_trainer_sees_it(
+    saved: tuple[Path, list[list[str]]], options: dict[str, int], message: str
+) -> None:
+    folder, _ = saved
+    shape = {"lanes": LANES, "global_batch_size": BATCH, "local_batch_size": 1}
+    fits = small_pipeline(sources_in(folder / "data"), **shape).for_rank(0, 1)  # type: ignore[arg-type]
+    check_checkpoint(fits.program, fits.layout, folder / "checkpoint")
+    other = small_pipeline(sources_in(folder / "data"), **{**shape, **options}).for_rank(0, 1)  # type: ignore[arg-type]
+    with pytest.raises(StateError, match=re.escape(message)) as error:
+        check_checkpoint(other.program, other.layout, folder / "checkpoint")
+    assert isinstance(error.value, RecipeChangedError) == ("global_batch_size = " not in message)
+
+
+def test_a_checkpoint_of_changed_data_is_refused_by_shard(saved: tuple[Path, list[list[str]]], tmp_path: Path) -> None:
+    folder, _ = saved
+    sources = corpus(tmp_path, 600)
+    write_jsonl(sources["alpha"] / "part-1.jsonl", ["another text"] * 200)
+    stream = small_pipeline(sources, lanes=LANES, global_batch_size=BATCH, local_batch_size=1).for_rank(0, 1)
+    with pytest.raises(RecipeChangedError) as error:
+        check_checkpoint(stream.program, stream.layout, folder / "checkpoint")
+    assert [change.split(":")[0] for change in error.value.changes] == ["sources.alpha.shards.part-1.jsonl"]
+
+
+def test_a_checkpoint_without_metadata_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "step-3").mkdir()
+    with pytest.raises(StateError, match=r"step-3' cannot be read: .*\.metadata.*--checkpoint.load_step N"):
+        read_loader_state(tmp_path / "step-3")
+
+
+@pytest.mark.xfail(strict=True, raises=dcp.api.CheckpointException, reason="DCP's error is a BaseException")
+@pytest.mark.parametrize("spoil", [lambda f: f.write_bytes(f.read_bytes()[:100]), lambda f: f.unlink()])
+def test_a_checkpoint_whose_files_are_damaged_or_gone_is_refused_with_the_way_out(
+    saved: tuple[Path, list[list[str]]], tmp_path: Path, spoil: Callable[[Path], object]
+) -> None:
+    folder, _ = saved
+    shutil.copytree(folder / "checkpoint", tmp_path / "damaged")
+    spoil(tmp_path / "damaged" / "__5_0.distcp")
+    with pytest.raises(StateError, match=r"loader state in '.*damaged' is damaged: .*--checkpoint.load_step N"):
+        read_loader_state(tmp_path / "damaged")
 
 
 def save(state: dict[str, object], folder: Path) -> None:
