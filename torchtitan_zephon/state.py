@@ -173,6 +173,10 @@ def decode_stream(data: object) -> StreamState:
         "step": "count",
     }
     value = _open(data, fields, "the loader state")
+    if value["recipe_sha256"] != recipe_hash(value["recipe"]):
+        raise StateError(
+            f"the loader state in the checkpoint is damaged: recipe_sha256 is not its recipe's. {OLDER_STEP}"
+        )
     measured = value["tokens_per_mib"]
     return StreamState(
         value["recipe"], None if measured is None else tuple(measured), value["global_batch_size"], value["step"]

@@ -2,9 +2,11 @@
 
 What flows in: tokens scheduled so far per source. What flows out: the index of the next source.
 Stride scheduling (Waldspurger and Weihl, 1995): source s is due at virtual time
-``(phase + scheduled) / weight``; the earliest goes first. In any prefix each source is within
-one chunk of its share, in each lane. Every lane starts at another phase, spread evenly over the
-lanes for each source, or step 0 would see one source only. All arithmetic is on integers.
+``(phase + scheduled) / weight``; the earliest goes first. Of two sources, each is within one chunk
+of its share in any prefix of a lane; a heavy source beside many light ones can be off by more
+(4.6 chunks for 0.9 beside ten of 0.01), since all the light ones may be due at once.
+Every lane starts at another phase, spread evenly over the lanes for each source, or step 0 would see
+one source only. All arithmetic is on integers.
 
 >>> mixture = Mixture((3, 1), phases=(0, 0))
 >>> scheduled, order = [0, 0], []

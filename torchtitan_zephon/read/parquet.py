@@ -52,6 +52,8 @@ class ParquetReader:
                 f"{str(path)!r} has no column {self._field!r}; its columns: "
                 f'{", ".join(map(repr, schema.names))}. Name the text column with `field = "..."`.'
             )
+        if schema.names.count(self._field) > 1:
+            raise SourceError(f"{str(path)!r} has {schema.names.count(self._field)} columns named {self._field!r}.")
         kind = schema.field(self._field).type
         text = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(text) or pa.types.is_large_string(text) or pa.types.is_string_view(text)):
