@@ -36,6 +36,8 @@ class LedgerWriter:
         self._names, self._lanes = source_names, layout.lanes
         name = f"dp{layout.dp_rank}-of-{layout.dp_degree}.{socket.gethostname()}.{os.getpid()}.jsonl"
         self._file = folder / name
+        # A process of the same name may have been killed in the middle of a line.
+        self._before = "\n" if self._file.exists() else ""
 
     def write(self, step: int, entries: list[LaneEntry]) -> None:
         """Write the lines of this rank's lanes for one step."""
@@ -44,9 +46,16 @@ class LedgerWriter:
             digests = {n: d for n, d in zip(self._names, entry.source_digests, strict=True) if d}
             line = {"step": step, "lane": entry.lane, "lanes": self._lanes, "sha256": entry.sha256, "sources": digests}
             lines.append(json.dumps(line) + "\n")
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._file, "a", encoding="utf-8") as f:
-            f.write("".join(lines))
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._file, "a", encoding="utf-8") as f:
+                f.write(self._before + "".join(lines))
+        except OSError as error:
+            raise ZephonError(
+                f"the ledger at {str(self._file)!r} cannot be written: {error.strerror}. Make room or give another "
+                "job.dump_folder; ledger = false does without."
+            ) from None
+        self._before = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,8 @@ def read_ledger(folder: str | Path) -> dict[int, StepRecord]:
                     f"({before.sha256[:16]}, then {record.sha256[:16]} in {file.name}): two processes that should "
                     "have been given the same data were not, or two different jobs share the folder."
                 )
+    if not expected:
+        raise ZephonError(f"no file in {str(folder)!r} has a whole line of a ledger.")
     if len(expected) > 1:
         raise ZephonError(f"{str(folder)!r} mixes jobs with {' and '.join(map(str, sorted(expected)))} lanes.")
     count = expected.pop()

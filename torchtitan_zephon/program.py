@@ -74,15 +74,16 @@ class Program:
     def _measure(self, s: int) -> int:
         table = self.tables[s]
         chunks = min(table.num_runs, max(1, self.recipe.estimate_bytes // table.chunk_bytes))
-        tokens = num_bytes = 0
+        tokens = inputs = num_bytes = 0
         for k in range(chunks):
             chunk, _ = table.chunk(0, k * table.num_runs // chunks, 0)
-            tokens += len(self.work(chunk).ids)
+            found = self.work(chunk)
+            tokens, inputs = tokens + len(found.ids), inputs + found.num_inputs
             num_bytes += chunk.num_bytes
-        if not tokens:
+        if not inputs:
             raise SourceError(
                 f"source {self.names[s]!r}: no usable document in a sample of {chunks} chunks "
-                f"({num_bytes:,} bytes): every text is empty or filtered out."
+                f"({num_bytes:,} bytes): every text is empty or filtered out, or a single token."
             )
         return max(1, (tokens << 20) // num_bytes)
 
@@ -146,8 +147,8 @@ def compile_program(
     recipe: Recipe, seq_len: int, tokenizer: TokenizerSpec, functions: tuple[Function, ...] = ()
 ) -> Program:
     """Open and cut every source. Raises ``ConfigError``, ``SourceError``, ``TokenizerError``."""
-    if seq_len < 2:
-        raise ConfigError(f"seq_len = {seq_len} must be 2 or more.")
+    if type(seq_len) is not int or seq_len < 2:
+        raise ConfigError(f"seq_len = {seq_len!r} must be 2 or more, a whole number.")
     if not recipe.sources:
         raise ConfigError(
             "the recipe names no source; add a table for each, such as\n"

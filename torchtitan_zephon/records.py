@@ -73,6 +73,11 @@ class Tokens:
     origin: np.ndarray
     balance: Balance = field(default_factory=Balance)
 
+    @property
+    def num_inputs(self) -> int:
+        """Positions these documents fill: all their tokens but each one's last."""
+        return len(self.ids) - int(np.count_nonzero(np.diff(self.offsets)))
+
     @classmethod
     def empty(cls) -> Tokens:
         """No document."""

@@ -40,8 +40,8 @@ def test_the_order_does_not_depend_on_the_order_of_the_listing(
 ) -> None:
     walk, globbed = os.walk, glob.glob
 
-    def other_walk(root: Any) -> Iterator[tuple[str, list[str], list[str]]]:
-        for path, folders, found in walk(root):
+    def other_walk(root: Any, **kwargs: Any) -> Iterator[tuple[str, list[str], list[str]]]:
+        for path, folders, found in walk(root, **kwargs):
             folders.sort()
             folders[:] = folders[turn]
             yield path, folders, sorted(found)[turn]

@@ -136,7 +136,6 @@ def test_a_checkpoint_without_metadata_is_refused_with_the_way_out(tmp_path: Pat
         read_loader_state(tmp_path / "step-3")
 
 
-@pytest.mark.xfail(strict=True, raises=dcp.api.CheckpointException, reason="DCP's error is a BaseException")
 @pytest.mark.parametrize("spoil", [lambda f: f.write_bytes(f.read_bytes()[:100]), lambda f: f.unlink()])
 def test_a_checkpoint_whose_files_are_damaged_or_gone_is_refused_with_the_way_out(
     saved: tuple[Path, list[list[str]]], tmp_path: Path, spoil: Callable[[Path], object]

@@ -86,9 +86,6 @@ def test_a_tokenizer_is_the_same_from_its_folder_and_from_the_trainer(
     assert load_tokenizer(str(folder), **added) == from_trainer
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a folder's added_tokens_decoder and the flags of its token objects are not read"
-)
 @pytest.mark.parametrize(
     "config",
     [

@@ -134,9 +134,8 @@ def spec_of(
     special_tokens_in_text: str = "plain",
 ) -> TokenizerSpec:
     """The spec of a loaded tokenizer and its parsed ``tokenizer_config.json``."""
-    for key in _CONFIG_TOKENS:
-        if (token := _token(config, key)) is not None:
-            tokenizer.add_special_tokens([token])
+    stated = [config.get(key) for key in _CONFIG_TOKENS] + list(config.get("added_tokens_decoder", {}).values())
+    tokenizer.add_special_tokens([_added_token(token) for token in stated if token is not None])
     bos, eos = (
         None if (token := _token(config, key)) is None else tokenizer.token_to_id(token)
         for key in ("bos_token", "eos_token")
@@ -181,6 +180,15 @@ def check_vocabulary(tokenize: Tokenize, vocab_size: int) -> None:
 def _token(config: dict[str, Any], key: str) -> str | None:
     value = config.get(key)
     return value.get("content") if isinstance(value, dict) else value
+
+
+def _added_token(token: Any) -> Any:
+    """A token of ``tokenizer_config.json``, a string or a table with flags, as TorchTitan reads it."""
+    if not isinstance(token, dict):
+        return _tokenizers().AddedToken(token, special=True)
+    flags = {name: token.get(name, False) for name in ("single_word", "lstrip", "rstrip")}
+    normalized, special = token.get("normalized", True), token.get("special", True)
+    return _tokenizers().AddedToken(token["content"], normalized=normalized, special=special, **flags)
 
 
 def _tokenizers() -> Any:

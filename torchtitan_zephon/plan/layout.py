@@ -24,6 +24,8 @@ class Layout:
     def __post_init__(self) -> None:
         lanes, batch, degree, local = self.lanes, self.global_batch_size, self.dp_degree, self.local_batch_size
         for name in ("lanes", "global_batch_size", "dp_degree", "local_batch_size"):
+            if type(getattr(self, name)) is not int:
+                raise ConfigError(f"{name} = {getattr(self, name)!r} must be a whole number.")
             if getattr(self, name) < 1:
                 raise ConfigError(
                     f"{name} = {getattr(self, name)} must be 1 or more."

@@ -51,8 +51,10 @@ def integer_weights(weights: Mapping[str, float]) -> tuple[int, ...]:
 
     ``[3, 1]`` and ``[0.75, 0.25]`` give the same integers; the rounding error is 2**-32.
     """
-    total = math.fsum(weights.values())
-    return tuple(max(1, round(w / total * 2**32)) for w in weights.values())
+    scale = 2.0**-64 if max(weights.values(), default=0) > 2.0**900 else 1.0  # or the sum may overflow
+    scaled = [w * scale for w in weights.values()]
+    total = math.fsum(scaled)
+    return tuple(max(1, round(w / total * 2**32)) for w in scaled)
 
 
 def lane_phases(

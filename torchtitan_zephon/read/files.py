@@ -88,7 +88,7 @@ def _files(name: str, path: str) -> tuple[Path, list[Path]]:
         return root, [root / given.name]  # not resolved: a link's own name says the format
     if given.is_dir():
         root = given.resolve()
-        found = [Path(folder, f) for folder, folders, files in os.walk(root) if _visible(folders) for f in files]
+        found = _walk(root)
     elif glob.has_magic(path):
         fixed = given.parts[: next(i for i, part in enumerate(given.parts) if glob.has_magic(part))]
         root = Path(*fixed).resolve()
@@ -100,13 +100,13 @@ def _files(name: str, path: str) -> tuple[Path, list[Path]]:
             "is relative to that file."
         )
     found = [f for f in found if not f.name.startswith((".", "_"))]
-    packed = [f.name for f in found if f.suffix in _COMPRESSED and Path(f.stem).suffix in EXTENSIONS]
+    packed = [f.name for f in found if f.suffix in _COMPRESSED and _kind_of(Path(f.stem))]
     if packed:
         raise SourceError(
             f"source {name!r}: {packed[0]!r} is compressed ({len(packed)} such files at {path!r}); "
             "this version reads plain JSONL and Parquet. Unpack them, or convert them to Parquet."
         )
-    usable = [f for f in found if f.suffix in EXTENSIONS]
+    usable = [f for f in found if _kind_of(f)]
     if not usable:
         kinds = sorted({f.suffix or f.name for f in found})[:8]
         raise SourceError(
@@ -116,14 +116,25 @@ def _files(name: str, path: str) -> tuple[Path, list[Path]]:
     return root, usable
 
 
-def _visible(folders: list[str]) -> bool:
-    folders[:] = [f for f in folders if not f.startswith((".", "_"))]
-    return True
+def _walk(root: Path) -> list[Path]:
+    """All files below ``root``, linked folders too, each folder once; hidden folders are left out."""
+    found: list[Path] = []
+    seen = {os.path.realpath(root)}
+    for folder, folders, names in os.walk(root, followlinks=True):
+        found += [Path(folder, name) for name in names]
+        real = {f: os.path.realpath(Path(folder, f)) for f in sorted(folders) if not f.startswith((".", "_"))}
+        folders[:] = [f for f, path in real.items() if path not in seen]
+        seen.update(real.values())
+    return found
+
+
+def _kind_of(file: Path) -> str | None:
+    return EXTENSIONS.get(file.suffix.lower())
 
 
 def _format(file: Path) -> str:
     try:
-        return EXTENSIONS.get(file.suffix) or {".json": "jsonl"}[file.suffix]
+        return _kind_of(file) or {".json": "jsonl"}[file.suffix]
     except KeyError:
         raise SourceError(f"{str(file)!r} is neither JSONL (.jsonl, .ndjson, .json) nor Parquet (.parquet).") from None
 

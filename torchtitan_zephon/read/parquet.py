@@ -20,6 +20,7 @@ from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..records import Record
 from .files import Manifest
+from .records import BadRecord
 
 OPEN_STREAMS = 64
 _BATCH_ROWS = 256
@@ -87,6 +88,9 @@ class ParquetReader:
                 stream = self._open(shard, group, whole_records)
                 held = self._skip(stream, chunk.start)
             records, held = self._take(stream, held, chunk.stop - chunk.start)
+        except UnicodeDecodeError as error:
+            rows_at = f"rows {first + chunk.start} to {first + chunk.stop - 1}"
+            raise BadRecord(f"a text in {rows_at} is not valid UTF-8: {error}", first + chunk.start) from None
         except (pa.ArrowException, OSError) as error:
             raise SourceError(f"{str(self.manifest.path(shard))!r}, row group {group}: {error}") from None
         if len(records) < chunk.stop - chunk.start:

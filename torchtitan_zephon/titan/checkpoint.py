@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from ..errors import StateError
 from ..state import NEW_STREAM, OLDER_STEP
@@ -42,7 +43,7 @@ def read_loader_state(path: Path) -> dict[str, Any]:
     """
     try:
         keys = dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # DCP's own is no Exception
         raise StateError(f"the checkpoint at {str(path)!r} cannot be read: {error}. {OLDER_STEP}") from None
     ours = [k for k in keys if k.startswith("dataloader.")]
     if not ours:
@@ -60,7 +61,7 @@ def read_loader_state(path: Path) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
             dcp.load(state, checkpoint_id=str(path), no_dist=True)
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # DCP's own is no Exception
         raise StateError(f"the loader state in {str(path)!r} is damaged: {error}. {OLDER_STEP}") from None
     loaded: dict[str, Any] = state["dataloader"]
     return loaded
