@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,11 +12,13 @@ import pytest
 
 pytest.importorskip("torchtitan")
 
+from tests.titan.scenarios import ROOT, torchrun
 from torchtitan_zephon.ledger import read_ledger
+from torchtitan_zephon.titan.checkpoint import read_loader_state
+from torchtitan_zephon.verify import verify
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
-STEPS, STOP = 5, 3
+STEPS, STOP = 8, 4
 
 JOB = """
 [job]
@@ -74,13 +74,7 @@ def train(
     """Exit code and output of one launch."""
     job = folder / f"{dump.name}.toml"
     job.write_text(JOB.format(dump=dump, root=ROOT, data=folder / "data", steps=steps, validate=str(validate).lower()))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command += ["-m", "torchtitan_zephon.train", "--job.config_file", str(job), *overrides]
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, timeout=300,
-    )  # fmt: skip
-    return done.returncode, done.stdout
+    return torchrun(processes, "torchtitan_zephon.train", "--job.config_file", job, *overrides, cwd=folder)
 
 
 def trained(*arguments: object, **options: object) -> str:
@@ -104,7 +98,7 @@ def hashes(dump: Path) -> dict[int, str]:
 
 @pytest.fixture(scope="module")
 def stopped(folder: Path) -> Path:
-    """The run of 4 ranks that stopped at step 3 with a checkpoint."""
+    """The run of 4 ranks that stopped at step 4 with a checkpoint."""
     trained(folder, folder / "stopped", 4, steps=STOP)
     return folder / "stopped"
 
@@ -126,6 +120,41 @@ def test_a_run_of_4_ranks_goes_on_exactly_on_another_number(
     assert f"Training starts at step {STOP + 1}" in output
     assert sorted(straight) == list(range(1, STEPS + 1))
     assert hashes(dump) == straight
+
+
+def test_a_run_resumed_twice_on_other_ranks_goes_on_exactly(
+    folder: Path, stopped: Path, straight: dict[int, str]
+) -> None:
+    dump = folder / "twice"
+    shutil.copytree(stopped, dump)
+    trained(folder, dump, 2, steps=STOP + 1)
+    trained(folder, dump, 1, "--training.local_batch_size", "8", steps=STOP + 3)
+    assert hashes(dump) == {step: straight[step] for step in range(1, STOP + 4)}
+    assert verify(dump, folder / "straight").same
+
+
+def test_tensor_parallel_peers_share_a_data_rank_and_save_each_lane_once(
+    folder: Path, stopped: Path, straight: dict[int, str]
+) -> None:
+    dump = folder / "tensor-parallel"
+    shutil.copytree(stopped, dump)
+    trained(folder, dump, 4, "--parallelism.tensor_parallel_degree", "2", steps=STOP + 1)
+    assert hashes(dump) == {step: straight[step] for step in range(1, STOP + 2)}
+    assert len(list((dump / "ledger").rglob("*-of-2.*"))) == 4, "four processes fed two shares"
+    state = read_loader_state(dump / "checkpoint" / f"step-{STOP + 1}")
+    assert sorted(state["lane"]) == [f"{lane:05d}" for lane in range(16)]
+
+
+def test_an_asynchronous_save_holds_the_step_it_was_asked_at(folder: Path, straight: dict[int, str]) -> None:
+    dump = folder / "async"
+    trained(folder, dump, 2, "--checkpoint.async_mode", "async", "--checkpoint.interval", "2", steps=STOP)
+    for step in (2, STOP):
+        state = read_loader_state(dump / "checkpoint" / f"step-{step}")
+        assert json.loads(state["stream"])["step"] == step
+        assert {json.loads(lane)["sequences"] for lane in state["lane"].values()} == {step}
+    assert hashes(dump) == {step: straight[step] for step in range(1, STOP + 1)}
+    trained(folder, dump, 4, "--checkpoint.load_step", "2", steps=STOP + 1)
+    assert hashes(dump) == {step: straight[step] for step in range(1, STOP + 2)}
 
 
 def test_validation_passes_the_set_and_leaves_the_training_stream_alone(folder: Path, straight: dict[int, str]) -> None:
