@@ -62,6 +62,13 @@ def read_loader_state(path: Path) -> dict[str, Any]:
             warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
             dcp.load(state, checkpoint_id=str(path), no_dist=True)
     except (Exception, CheckpointException) as error:  # DCP's own is no Exception
-        raise StateError(f"the loader state in {str(path)!r} is damaged: {error}. {OLDER_STEP}") from None
+        raise StateError(f"the loader state in {str(path)!r} is damaged: {_reason(error)}. {OLDER_STEP}") from None
     loaded: dict[str, Any] = state["dataloader"]
     return loaded
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, without the traceback of each rank that DCP puts into its message."""
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0]
