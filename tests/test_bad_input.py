@@ -261,6 +261,36 @@ def test_a_linked_folder_in_a_source_is_read_or_refused(sources: Sources, tmp_pa
     assert len(manifest.shards) == 4
 
 
+@pytest.mark.xfail(strict=True, reason="links side by side to one folder are read as several")
+def test_a_folder_that_is_also_linked_from_its_neighbour_is_read_once_or_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "all" / "b" / "0.jsonl", texts_of(5))
+    for name in ("a", "c"):
+        (tmp_path / "all" / name).symlink_to(tmp_path / "all" / "b", target_is_directory=True)
+    (tmp_path / "all" / "b" / "up").symlink_to(tmp_path / "all", target_is_directory=True)
+    assert len(files.list_source("all", str(tmp_path / "all")).shards) == 1
+
+
+@pytest.mark.xfail(strict=True, raises=subprocess.TimeoutExpired, reason="waits for a writer for ever")
+def test_a_named_pipe_among_the_files_is_left_out_or_refused(sources: Sources) -> None:
+    os.mkfifo(sources["news"] / "2.jsonl")
+    code = "import sys; from torchtitan_zephon.read.files import list_source; list_source('news', sys.argv[1])"
+    error = ended(code, sources["news"])
+    assert not error or "SourceError" in error
+
+
+@pytest.mark.xfail(strict=True, raises=(KeyError, TypeError, AttributeError), reason="no look at the types in it")
+@pytest.mark.parametrize(
+    "config",
+    [{"bos_token": {"id": 1}}, {"bos_token": 5}, {"added_tokens_decoder": {"3": {"special": True}}}, ["<s>"], None],
+    ids=str,
+)
+def test_a_tokenizer_config_of_another_shape_is_refused_by_file(tmp_path: Path, config: Any) -> None:
+    shutil.copytree(tokenizer_folder(), tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json"):
+        load_tokenizer(str(tmp_path / "tokenizer"))
+
+
 def test_weights_whose_sum_is_not_finite_are_refused_or_work(sources: Sources) -> None:
     assert next(iter(small_pipeline(sources, weights={"news": 1e308, "wiki": 1e308}))).step == 1
 

@@ -158,6 +158,30 @@ def test_a_ledger_without_one_whole_line_is_an_error_in_words(tmp_path: Path, te
         read_ledger(tmp_path)
 
 
+@pytest.mark.xfail(strict=True, raises=(TypeError, ValueError), reason="the values of a line are not looked at")
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[1, 2]",
+        b"5",
+        b'{"step": 1, "lane": 0, "lanes": 4, "sha256": 7, "sources": {}}',
+        b'{"step": "1", "lane": 0, "lanes": 4, "sha256": "00", "sources": {}}',
+        b"\xff",
+    ],
+    ids=repr,
+)
+def test_a_file_that_is_no_ledger_is_left_out_or_refused_by_name(sources: Sources, tmp_path: Path, line: bytes) -> None:
+    run(sources, tmp_path / "a", 1, 3)
+    [file] = lines_of(tmp_path / "a")
+    (file.parent / "a-note.jsonl").write_bytes(line + b"\n")
+    said: object
+    try:
+        said = list(read_ledger(tmp_path / "a" / "ledger"))
+    except ZephonError as error:
+        said = "a-note.jsonl" in str(error)
+    assert said in ([1, 2, 3], True)
+
+
 def test_a_process_of_the_same_name_as_the_killed_one_leaves_no_gap(sources: Sources, tmp_path: Path) -> None:
     state = run(sources, tmp_path / "a", 1, 4)
     [file] = lines_of(tmp_path / "a")
