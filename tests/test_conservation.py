@@ -197,7 +197,7 @@ def test_weights_are_shares_of_tokens_whatever_the_length_of_documents(tmp_path:
     write_jsonl(tmp_path / "long.jsonl", [" ".join(texts_of(90, first=1000 * i)) for i in range(20)])
     sources = {"short": tmp_path / "short.jsonl", "long": tmp_path / "long.jsonl"}
     weights = {"short": short_weight, "long": 1 - short_weight}
-    pipeline = small_pipeline(sources, weights=weights, lanes=8, global_batch_size=16, seq_len=128)
+    pipeline = small_pipeline(sources, weights=weights, lanes=8, global_batch_size=16, seq_len=512)
     assert all(20 < n < 60 or 3000 < n < 6000 for n in map(len, tokens_of(pipeline).values()))
     stream = pipeline.for_rank(0, 1)
     tokens: Counter[int] = Counter()

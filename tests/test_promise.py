@@ -264,9 +264,16 @@ def test_global_generators_do_not_matter_and_are_left_alone(sources: Sources) ->
     assert global_batches(pipeline(sources).map(disturb, identity="m"), 2, 5)[0] == expected
 
 
-def test_the_seed_matters_and_each_seed_gives_another_stream(sources: Sources) -> None:
-    streams = {tuple(global_batches(pipeline(sources, seed=seed), 1, 2)[0]) for seed in range(4)}
-    assert len(streams) == 4
+@pytest.mark.parametrize("shuffled", ["shuffle_chunks", "shuffle_records", "buffer_size"])
+def test_each_kind_of_shuffling_follows_the_seed(sources: Sources, shuffled: str) -> None:
+    def stream(seed: int) -> list[str]:
+        off: dict[str, Any] = {"shuffle_chunks": False, "shuffle_records": False, "buffer_size": 0}
+        one = {"alpha": sources["alpha"]}  # of a mixture, the lanes' phases would follow the seed too
+        on = {shuffled: 8 if shuffled == "buffer_size" else True}
+        return global_batches(pipeline(one, seed=seed, lanes=1, global_batch_size=16, **{**off, **on}), 1, 3)[0]
+
+    assert len({tuple(stream(seed)) for seed in range(4)}) == 4
+    assert stream(3) == stream(3)
 
 
 def test_hash_seeds_and_locales_do_not_matter(sources: Sources, tmp_path: Path) -> None:
