@@ -89,7 +89,9 @@ def test_a_stretch_that_was_run_again_must_agree_with_itself(sources: Sources, t
     run(sources, tmp_path / "a", 4, 7)
     assert list(read_ledger(tmp_path / "a" / "ledger")) == list(range(1, 8))
     file = lines_of(tmp_path / "a")[0]
-    file.write_text(file.read_text().replace('"sha256": "', '"sha256": "00', 1))
+    line, *rest = map(json.loads, file.read_text().splitlines())
+    spoilt = [{**line, "sha256": line["sha256"][::-1]}, *rest]
+    file.write_text("".join(json.dumps(each) + "\n" for each in spoilt))
     with pytest.raises(ZephonError, match="was written twice with different content"):
         read_ledger(tmp_path / "a" / "ledger")
 
@@ -158,7 +160,6 @@ def test_a_ledger_without_one_whole_line_is_an_error_in_words(tmp_path: Path, te
         read_ledger(tmp_path)
 
 
-@pytest.mark.xfail(strict=True, raises=(TypeError, ValueError), reason="the values of a line are not looked at")
 @pytest.mark.parametrize(
     "line",
     [

@@ -94,13 +94,10 @@ def read_ledger(folder: str | Path) -> dict[int, StepRecord]:
     steps: dict[int, dict[int, LaneRecord]] = {}
     expected: set[int] = set()
     for file in files:
-        for text in file.read_text("utf-8").splitlines():
-            try:
-                line = json.loads(text)
-                step, lane, lanes = line["step"], line["lane"], line["lanes"]
-                record = LaneRecord(line["sha256"], line["sources"])
-            except (ValueError, KeyError):
+        for text in file.read_text("utf-8", "replace").splitlines():
+            if (line := _parse(text)) is None:
                 continue  # the last line of a process that was killed while writing
+            step, lane, lanes, record = line
             expected.add(lanes)
             before = steps.setdefault(step, {}).setdefault(lane, record)
             if before.sha256 != record.sha256:
@@ -115,6 +112,18 @@ def read_ledger(folder: str | Path) -> dict[int, StepRecord]:
         raise ZephonError(f"{str(folder)!r} mixes jobs with {' and '.join(map(str, sorted(expected)))} lanes.")
     count = expected.pop()
     return {t: _join([lanes[n] for n in range(count)]) for t, lanes in sorted(steps.items()) if len(lanes) == count}
+
+
+def _parse(text: str) -> tuple[int, int, int, LaneRecord] | None:
+    """Step, lane, number of lanes and record of one line; None if it is no whole line of a ledger."""
+    try:
+        line = json.loads(text)
+        numbers = [line[name] for name in ("step", "lane", "lanes")]
+        record = LaneRecord(line["sha256"], line["sources"])
+        whole = all(type(n) is int for n in numbers) and numbers[1] < numbers[2] and isinstance(record.sources, dict)
+        return (*numbers, record) if whole and len(bytes.fromhex(record.sha256)) == 32 else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _join(lanes: list[LaneRecord]) -> StepRecord:

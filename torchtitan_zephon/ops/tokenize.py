@@ -119,10 +119,23 @@ def load_tokenizer(
         config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
     except ValueError as error:
         raise TokenizerError(f"{str(config_file)!r} is not valid JSON: {error}.") from None
+    _check_config(config, config_file)
     return spec_of(tokenizer, config, add_bos=add_bos, add_eos=add_eos, special_tokens_in_text=special_tokens_in_text)
 
 
 _CONFIG_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+def _check_config(config: Any, file: Path) -> None:
+    """Raise ``TokenizerError`` unless every token in ``tokenizer_config.json`` is a string, or a table with one."""
+    decoder = config.get("added_tokens_decoder", {}) if isinstance(config, dict) else None
+    if not isinstance(decoder, dict):
+        raise TokenizerError(f"{str(file)!r} is not a tokenizer_config.json: it must be a table of settings.")
+    stated = {key: config.get(key) for key in _CONFIG_TOKENS}
+    for key, token in (*stated.items(), *((f"added_tokens_decoder.{k}", v) for k, v in decoder.items())):
+        content = token.get("content") if isinstance(token, dict) else token
+        if token is not None and not isinstance(content, str):
+            raise TokenizerError(f"{str(file)!r}: {key} = {token!r} is neither a string nor a table with `content`.")
 
 
 def spec_of(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,9 +75,12 @@ def list_source(name: str, path: str) -> Manifest:
 
 def _size(name: str, file: Path) -> int:
     try:
-        return file.stat().st_size
+        status = file.stat()
     except OSError as error:
         raise SourceError(f"source {name!r}: {str(file)!r} cannot be read: {error.strerror}.") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise SourceError(f"source {name!r}: {str(file)!r} is no regular file.")
+    return status.st_size
 
 
 def _files(name: str, path: str) -> tuple[Path, list[Path]]:
@@ -122,10 +126,18 @@ def _walk(root: Path) -> list[Path]:
     seen = {os.path.realpath(root)}
     for folder, folders, names in os.walk(root, followlinks=True):
         found += [Path(folder, name) for name in names]
-        real = {f: os.path.realpath(Path(folder, f)) for f in sorted(folders) if not f.startswith((".", "_"))}
-        folders[:] = [f for f, path in real.items() if path not in seen]
-        seen.update(real.values())
+        folders[:] = sorted(
+            (f for f in folders if not f.startswith((".", "_"))), key=lambda f: (_is_link(folder, f), f)
+        )
+        for name in list(folders):
+            if (real := os.path.realpath(Path(folder, name))) in seen:
+                folders.remove(name)
+            seen.add(real)
     return found
+
+
+def _is_link(folder: str, name: str) -> bool:
+    return Path(folder, name).is_symlink()
 
 
 def _kind_of(file: Path) -> str | None:
