@@ -7,11 +7,24 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from tests.scenarios import texts_of, write_jsonl
 
 settings.register_profile("ci", derandomize=True, database=None, deadline=None, max_examples=60)
 settings.register_profile("explore", derandomize=False, database=None, deadline=None, max_examples=2000)
 settings.load_profile("ci")
 
 collect_ignore = [] if find_spec("torchtitan") else ["titan"]
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> dict[str, Path]:
+    """Two sources of two JSONL shards each; modules with other needs have a fixture of the same name."""
+    for name in ("news", "wiki"):
+        for k in range(2):
+            write_jsonl(tmp_path / name / f"{k}.jsonl", texts_of(80, first=1000 * k + len(name)))
+    return {"news": tmp_path / "news", "wiki": tmp_path / "wiki"}

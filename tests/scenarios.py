@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from torchtitan_zephon import Batch, Dataset, Pipeline, RankStream, StaticMixtureWorkSource
 
@@ -182,3 +183,9 @@ def global_batches(
         shared.add(saved["stream"])
     assert len(shared) == 1, "ranks disagree on the shared state"
     return [h.hexdigest() for h in hashes], {"stream": shared.pop(), "lane": lanes}
+
+
+def says(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
+    """Assert that the message of ``error`` has all ``parts``."""
+    for part in parts:
+        assert part in str(error.value), str(error.value)

@@ -146,7 +146,10 @@ class Lane:
 
     def _check_barren(self, tokens: Tokens) -> None:
         """A repeating lane must not spin for ever on sources without a usable document."""
-        self._barren_chunks = 0 if tokens.num_inputs else self._barren_chunks + 1
+        if tokens.num_inputs:
+            self._barren_chunks = 0
+            return
+        self._barren_chunks += 1
         limit = 64 + 20 * sum(t.num_chunks for t in self.program.plan.tables)
         if self._barren_chunks > limit and self.program.plan.repeat:
             raise SourceError(

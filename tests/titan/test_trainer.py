@@ -202,6 +202,11 @@ def test_lanes_that_do_not_divide_are_refused_with_what_works(folder: Path) -> N
     assert "With 16 lanes use 2 or 4 ranks" in text
 
 
+def test_a_validation_layout_that_does_not_divide_is_refused_before_a_model_is_built(folder: Path) -> None:
+    text = refused(folder, folder / "fresh-validation", 2, "--zephon.validation.lanes", "7", validate=True)
+    assert "lanes = 7 cannot be shared out evenly over 2 data-parallel ranks" in text
+
+
 def test_a_new_stream_with_the_trained_weights_is_asked_for_by_name(folder: Path, stopped: Path) -> None:
     dump = folder / "new-stream"
     shutil.copytree(stopped, dump)

@@ -2,7 +2,7 @@
 
 What flows in: a file, folder or glob. What flows out: the shards in bytewise order of their
 path relative to the root, each with its size and a hash of a content sample. A source of up to
-64 MiB is hashed whole (about 40 ms); a larger one is sampled evenly within that budget, so a
+16 MiB is hashed whole (about 10 ms); a larger one is sampled evenly within that budget, so a
 change between samples is found only when the stream's digest meets it in a restore.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ..errors import SourceError
 
-SAMPLE_BYTES = 64 * 2**20
+SAMPLE_BYTES = 16 * 2**20
 """Content hashed per source, spread over its shards."""
 SAMPLES_PER_SHARD = 16
 MOST_SAMPLED_SHARDS = 4096

@@ -124,14 +124,13 @@ class RankStream:
 
     # ---- fetching
 
-    def _fetch(self, lane: Lane) -> bool:
+    def _fetch(self, lane: Lane) -> None:
         chunk = lane.plan_chunk()
         if chunk is None:
-            return False
+            return
         assert self._pool is not None
         self._bytes_out += chunk.num_bytes
         self._work[lane.number].append((self._pool.submit(self.program.work, chunk), chunk.num_bytes))
-        return True
 
     def _fetch_ahead(self) -> None:
         """Keep a chunk of every active lane in work, and two calls a worker queued, as the credit goes."""

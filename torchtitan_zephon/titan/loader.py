@@ -62,17 +62,8 @@ class ZephonDataLoader(BaseDataLoader):
             raise ConfigError(
                 "the data loader was given no recipe; write a [zephon] table with sources in the job file."
             )
-        recipe = dataclasses.replace(config.recipe, repeat=config.recipe.repeat and config.infinite)
-        batch = config.global_batch_size
-        if not config.infinite:  # a validation pass: no more padding than lanes and ranks ask for
-            batch = math.lcm(recipe.lanes, dp_world_size * local_batch_size)
-        layout = Layout(
-            lanes=recipe.lanes,
-            global_batch_size=batch,
-            dp_degree=dp_world_size,
-            dp_rank=dp_rank,
-            local_batch_size=local_batch_size,
-        )
+        recipe = effective_recipe(config)
+        layout = layout_for(config, dp_world_size, dp_rank, local_batch_size)
         program = compiled(recipe, seq_len, tokenizer_spec(tokenizer, recipe))
         self.stream = RankStream(program, layout, config.settings)
         if dp_rank == 0:
@@ -100,6 +91,26 @@ class ZephonDataLoader(BaseDataLoader):
             raise StateError(f"the checkpoint has no loader state. {NEW_STREAM}")
         self.stream.load_state_dict(state_dict)
         logger.info("zephon: continuing behind step %d", self.stream.step)
+
+
+def effective_recipe(config: ZephonDataLoader.Config) -> Recipe:
+    """The recipe as it is read: once only for a validator that passes its whole set."""
+    assert config.recipe is not None
+    return dataclasses.replace(config.recipe, repeat=config.recipe.repeat and config.infinite)
+
+
+def layout_for(config: ZephonDataLoader.Config, dp_degree: int, dp_rank: int, local_batch_size: int) -> Layout:
+    """A rank's layout; ``ConfigError`` if it does not divide. A validation pass takes as small a batch
+    as lanes and ranks allow, so that it ends with little padding."""
+    lanes = effective_recipe(config).lanes
+    batch = config.global_batch_size if config.infinite else math.lcm(lanes, dp_degree * local_batch_size)
+    return Layout(
+        lanes=lanes,
+        global_batch_size=batch,
+        dp_degree=dp_degree,
+        dp_rank=dp_rank,
+        local_batch_size=local_batch_size,
+    )
 
 
 def tokenizer_spec(tokenizer: BaseTokenizer, recipe: Recipe) -> TokenizerSpec:

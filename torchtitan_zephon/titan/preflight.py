@@ -8,6 +8,7 @@ vocabulary, and the checkpoint that is about to be loaded, opened without a proc
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from torchtitan.components.checkpointer import BaseCheckpointManager
@@ -21,7 +22,7 @@ from ..plan.layout import Layout
 from ..program import Program
 from ..run.stream import RankStream
 from .checkpoint import complete_steps, latest_step, read_loader_state
-from .loader import ZephonDataLoader, compiled, tokenizer_spec
+from .loader import ZephonDataLoader, compiled, effective_recipe, layout_for, tokenizer_spec
 
 
 def preflight(config: Trainer.Config, world_size: int) -> None:
@@ -33,12 +34,8 @@ def preflight(config: Trainer.Config, world_size: int) -> None:
         )
     dims = ParallelDims.from_config(config.parallelism, world_size)
     local = config.parallelism.pipeline_parallel_microbatch_size if dims.pp > 1 else config.training.local_batch_size
-    layout = Layout(
-        lanes=loader.recipe.lanes,
-        global_batch_size=loader.global_batch_size,
-        dp_degree=dims.dp_replicate * dims.dp_shard,
-        local_batch_size=local,
-    )
+    degree = dims.dp_replicate * dims.dp_shard
+    layout = layout_for(loader, degree, 0, local)
     if (share := layout.global_batch_size // layout.dp_degree) % config.training.local_batch_size:
         raise ConfigError(
             f"training.local_batch_size = {config.training.local_batch_size} does not divide a rank's share of the "
@@ -51,11 +48,13 @@ def preflight(config: Trainer.Config, world_size: int) -> None:
     else:
         check_checkpoint(program, layout, checkpoint)
     if config.validator.enable and isinstance(config.validator.dataloader, ZephonDataLoader.Config):
-        _program(config, config.validator.dataloader).measure()
+        validation = dataclasses.replace(config.validator.dataloader, infinite=config.validator.steps != -1)
+        layout_for(validation, degree, 0, local)
+        _program(config, validation).measure()
 
 
 def _program(config: Trainer.Config, loader: ZephonDataLoader.Config) -> Program:
-    assert loader.recipe is not None and config.model_spec is not None
+    assert config.model_spec is not None
     try:
         tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
     except Exception as error:
@@ -63,7 +62,8 @@ def _program(config: Trainer.Config, loader: ZephonDataLoader.Config) -> Program
             f"the tokenizer in model.hf_assets_path = {config.hf_assets_path!r} cannot be loaded: {error}. The path "
             f"is relative to the working folder, {str(Path.cwd())!r}; it must hold tokenizer.json."
         ) from None
-    program = compiled(loader.recipe, config.training.seq_len, tokenizer_spec(tokenizer, loader.recipe))
+    recipe = effective_recipe(loader)
+    program = compiled(recipe, config.training.seq_len, tokenizer_spec(tokenizer, recipe))
     vocab_size = getattr(config.model_spec.model, "vocab_size", None)
     if vocab_size is not None:
         check_vocabulary(program.tokenize, vocab_size)
