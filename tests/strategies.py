@@ -88,9 +88,7 @@ def cuts(draw: st.DrawFn, items: list[Document]) -> list[list[Document]]:
 def tokens_of(items: list[Document]) -> Tokens:
     """``items`` in columns, with the balance that the tokenizer would give."""
     lengths = [len(d.ids) for d in items]
-    balance = Balance(
-        records=len(items), documents=len(items), tokens_in=sum(lengths), last_tokens=sum(n > 0 for n in lengths)
-    )
+    balance = Balance(records=len(items), documents=len(items), tokens_in=sum(lengths))
     return Tokens(
         np.array([i for d in items for i in d.ids], np.int32),
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),

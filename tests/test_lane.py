@@ -49,7 +49,7 @@ class Setting(NamedTuple):
 
 settings_of_a_lane = st.builds(
     Setting,
-    pack=st.sampled_from(["wrap", "first_fit"]),
+    pack=st.sampled_from(["wrap", "first_fit", "across"]),
     repeat=st.booleans(),
     buffer=st.sampled_from([0, 1, 5, 40]),
     flush=st.sampled_from([1, 6, 25]),
@@ -78,7 +78,8 @@ def program_of(setting: Setting) -> LaneProgram:
         source_names=NAMES,
         shuffle_seed=11,
         seq_len=setting.seq_len,
-        pack=setting.pack,
+        pack="wrap" if setting.pack == "across" else setting.pack,
+        label_shift="sequence" if setting.pack == "across" else "document",
         padding_id=PADDING,
         shuffle_buffer_sequences=setting.buffer,
         flush_every_sequences=setting.flush,

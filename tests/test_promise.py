@@ -20,6 +20,7 @@ from tests.scenarios import (
     corpus,
     global_batches,
     rank_steps,
+    row_bytes,
     small_pipeline,
     text_of,
     texts_of,
@@ -27,7 +28,7 @@ from tests.scenarios import (
     write_jsonl,
     write_parquet,
 )
-from torchtitan_zephon import Pipeline, RankStream, StateError
+from torchtitan_zephon import ConfigError, Pipeline, RankStream, StateError
 from torchtitan_zephon.plan import keyed
 
 STEPS = 20
@@ -300,3 +301,76 @@ def test_more_lanes_than_chunks_still_feed_every_lane(tmp_path: Path) -> None:
     sources = {"few": tmp_path / "few.jsonl"}
     expected, _ = global_batches(pipeline(sources, lanes=64, global_batch_size=64), 1, 3)
     assert global_batches(pipeline(sources, lanes=64, global_batch_size=64), 16, 3)[0] == expected
+
+
+def test_ranks_that_share_lanes_go_on_after_losing_a_node_and_getting_it_back(sources: Sources) -> None:
+    def make(**options: Any) -> Pipeline:
+        return wide(sources).options(lanes=16, global_batch_size=112, **options)
+
+    expected, last = global_batches(make(), 1, 9)
+    seen: list[str] = []
+    state = None
+    for degree, steps in ((8, 3), (7, 4), (8, 2)):
+        hashes, state = global_batches(make(shared_lanes=True), degree, steps, state, local_batch_size=1)
+        seen += hashes
+    assert (seen, state) == (expected, last)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4, 7, 8, 14, 16, 28, 56, 112])
+def test_shared_lanes_allow_every_degree_that_divides_the_global_batch(sources: Sources, degree: int) -> None:
+    def make(**options: Any) -> Pipeline:
+        return pipeline(sources, lanes=16, global_batch_size=112).options(**options)
+
+    assert global_batches(make(shared_lanes=True), degree, 2) == global_batches(make(), 1, 2)
+
+
+def test_a_finite_pass_over_shared_lanes_ends_alike_on_every_rank(sources: Sources) -> None:
+    def make(**options: Any) -> Pipeline:
+        return pipeline(sources, lanes=4, global_batch_size=24, repeat=False).options(**options)
+
+    expected, _ = global_batches(make(), 1, 10**6)
+    for degree in (3, 6, 8, 24):
+        assert global_batches(make(shared_lanes=True), degree, 10**6)[0] == expected
+
+
+def sequences_of(made: Pipeline, degree: int, steps: int, state: Any = None) -> tuple[list[list[bytes]], Any]:
+    """The sequences of every lane, in the lane's own order, over ``steps`` steps; and the state at the end."""
+    lanes: list[list[bytes]] = []
+    saved: dict[str, Any] = {"lane": {}}
+    for rank in range(degree):
+        stream = made.for_rank(rank, degree)
+        if state is not None:
+            stream.load_state_dict(state)
+        per_lane = stream.layout.lane_sequences
+        own: list[list[bytes]] = [[] for _ in stream.layout.own_lanes]
+        for batches in rank_steps(stream, steps):
+            rows = [row_bytes(batch, r) for batch in batches for r in range(len(batch.input))]
+            for k, lane in enumerate(own):
+                lane += rows[k * per_lane : (k + 1) * per_lane]
+        lanes += own
+        part = stream.state_dict()
+        saved = {"stream": part["stream"], "lane": {**saved["lane"], **part["lane"]}}
+        stream.close()
+    return lanes, saved
+
+
+def test_a_global_batch_size_changed_by_name_loses_and_repeats_no_sequence(sources: Sources) -> None:
+    def make(size: int) -> Pipeline:
+        return pipeline(sources).options(global_batch_size=size, allow_changes=["global_batch_size"])
+
+    whole, _ = sequences_of(make(16), 1, 16)
+    state, seen = None, [[] for _ in range(8)]
+    for size, degree, steps in ((16, 2, 3), (32, 4, 4), (8, 8, 6), (24, 1, 3), (16, 2, 0)):
+        lanes, state = sequences_of(make(size), degree, steps, state)
+        for lane, more in zip(seen, lanes, strict=True):
+            lane += more
+    assert sum(len(lane) for lane in seen) == 3 * 16 + 4 * 32 + 6 * 8 + 3 * 24
+    assert [lane[:32] for lane in seen] == whole
+
+
+def test_a_changed_global_batch_size_is_refused_unless_asked_for_by_name(sources: Sources) -> None:
+    _, state = global_batches(pipeline(sources), 1, 3)
+    with pytest.raises(StateError, match=r"16, this job has 32.*allow_changes = \[\"global_batch_size\"\]"):
+        global_batches(pipeline(sources).options(global_batch_size=32), 1, 1, state)
+    with pytest.raises(ConfigError, match="allow_changes"):
+        pipeline(sources).options(allow_changes=["lanes"])  # type: ignore[list-item]

@@ -58,6 +58,11 @@ class Recipe:
         "`wrap` cuts the token stream at seq_len, never pads; `first_fit` keeps documents "
         "whole where they fit and pads the rest.",
     )
+    label_shift: Literal["document", "sequence"] = setting(
+        "document",
+        "Labels are the next token within each `document`, so that none is predicted across a border (TorchTitan "
+        "0.3.0's stock loader), or within the whole `sequence`, borders included (0.2.2's).",
+    )
     shuffle_chunks: bool = setting(True, "Read the chunks of a source in a new order each epoch.")
     shuffle_records: bool = setting(True, "Permute the records inside each chunk.")
     shuffle_buffer_sequences: int = setting(
@@ -99,6 +104,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_fields(self, "recipe")
+        if (self.pack, self.label_shift) == ("first_fit", "sequence"):
+            raise ConfigError(
+                "recipe: pack = 'first_fit' puts unrelated documents side by side, so label_shift = 'sequence' would "
+                "train on their borders; use label_shift = 'document', or pack = 'wrap'."
+            )
         check_weights({name: source.weight for name, source in self.sources.items()})
 
 
@@ -112,6 +122,16 @@ class RunSettings:
         "Ceiling on the chunk bytes a rank has in work or waiting. A lane may always "
         "have one chunk, whatever its size.",
         low=1,
+    )
+    shared_lanes: bool = setting(
+        False,
+        "Let ranks share a lane where `lanes` does not divide by their number, as after losing a node: any number "
+        "that divides the global batch will do. A shared lane is read by each of its ranks.",
+    )
+    allow_changes: list[Literal["global_batch_size"]] = setting(
+        [],
+        "What a resume may change besides speed. `global_batch_size`: the lanes go on where they are, and a step takes "
+        "another number of sequences from each.",
     )
     ledger: str | None = setting(None, "Folder for the batch ledger: SHA-256 of every global batch. None writes none.")
 

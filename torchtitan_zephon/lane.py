@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from .errors import ReplayError, SourceError
-from .ops.pack import FirstFit, Packer, Wrap, padding_row
+from .ops.pack import FirstFit, Packer, Wrap, WrapAcross, padding_row
 from .ops.shuffle import ShuffleBuffer
 from .plan import keyed
 from .plan.chunking import Chunk
@@ -36,6 +36,7 @@ class LaneProgram:
     shuffle_seed: int
     seq_len: int
     pack: Literal["wrap", "first_fit"]
+    label_shift: Literal["document", "sequence"]
     padding_id: int
     shuffle_buffer_sequences: int
     flush_every_sequences: int
@@ -69,11 +70,7 @@ class Lane:
         self._source_digests = self._no_digests = self.read_digests = ("",) * sources
         # The packer's place: at the start of the taker's segment, then running ahead of it.
         self._tokens, self._packing_digests = list(start.tokens), list(self._no_digests)
-        self._packer: Packer = (
-            Wrap(program.seq_len, program.padding_id, start.carry)
-            if program.pack == "wrap"
-            else FirstFit(program.seq_len, program.padding_id)
-        )
+        self._packer = _packer(program, start.carry)
         self._begin_segment(start.segment)
         if program.plan.next(start.cursor) is None:
             self._emit(self._packer.finish(), last=True)
@@ -92,6 +89,16 @@ class Lane:
     def dry(self) -> bool:
         """A finite stream has been taken whole; from here on ``take`` gives padding."""
         return self._finished and not self._ready
+
+    @property
+    def source_tokens(self) -> tuple[int, ...]:
+        """Tokens packed from each source since the stream began."""
+        return tuple(self._tokens)
+
+    @property
+    def source_runs(self) -> tuple[int, ...]:
+        """Runs of each source planned since the stream began."""
+        return self._planned.runs
 
     def plan_chunk(self) -> Chunk | None:
         """The next chunk to fetch, or None at the end of a finite stream."""
@@ -120,6 +127,7 @@ class Lane:
 
     def _emit(self, rows: Rows, last: bool = False) -> None:
         """Send packed rows through the shuffle buffer; ``last`` empties it and ends the lane."""
+        self.balance.last_tokens = self._packer.last_tokens
         out = [s for r in range(len(rows)) for s in self._buffer.push(Sequence(rows, r))]
         if last:
             out += self._buffer.flush()
@@ -146,7 +154,7 @@ class Lane:
 
     def _check_barren(self, tokens: Tokens) -> None:
         """A repeating lane must not spin for ever on sources without a usable document."""
-        if tokens.num_inputs:
+        if usable(tokens, self.program.label_shift):
             self._barren_chunks = 0
             return
         self._barren_chunks += 1
@@ -201,6 +209,18 @@ class Lane:
             f"    checkpoint digest {saved.digest[:16]}\n    replayed digest   {now.digest[:16]}\n"
             f"Restore the data as it was. {NEW_STREAM}"
         )
+
+
+def _packer(program: LaneProgram, carry: Tokens) -> Packer:
+    if program.pack == "first_fit":
+        return FirstFit(program.seq_len, program.padding_id)
+    wrap = WrapAcross if program.label_shift == "sequence" else Wrap
+    return wrap(program.seq_len, program.padding_id, carry)
+
+
+def usable(tokens: Tokens, label_shift: str) -> int:
+    """Tokens that can be an input: within documents, all of a document but its last."""
+    return len(tokens.ids) if label_shift == "sequence" else tokens.num_inputs
 
 
 def sequence_hash(sequence: Sequence) -> bytes:

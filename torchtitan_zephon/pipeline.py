@@ -138,11 +138,18 @@ class Pipeline:
             _recipe=recipe, _tokenizer_id=str(tokenizer_id), _settings=replace(self._settings, workers=parallelism)
         )
 
-    def pack_flat(self, *, max_length: int, algorithm: Literal["wrap", "first_fit"] = "wrap") -> Pipeline:
-        """Pack into sequences of exactly ``max_length`` tokens."""
+    def pack_flat(
+        self,
+        *,
+        max_length: int,
+        algorithm: Literal["wrap", "first_fit"] = "wrap",
+        label_shift: Literal["document", "sequence"] = "document",
+    ) -> Pipeline:
+        """Pack into sequences of exactly ``max_length`` tokens; labels are the next token within each
+        document, or within the whole sequence, borders included."""
         if algorithm not in ("wrap", "first_fit"):
             raise ConfigError(f"pack_flat: algorithm = {algorithm!r}. {nearest(str(algorithm), ('wrap', 'first_fit'))}")
-        return self._with(_recipe=replace(self._recipe, pack=algorithm), _seq_len=max_length)
+        return self._with(_recipe=replace(self._recipe, pack=algorithm, label_shift=label_shift), _seq_len=max_length)
 
     def shuffle(self, *, buffer_size: int, seed: int | None = None) -> Pipeline:
         """Shuffle sequences in a buffer of ``buffer_size`` a lane; ``seed`` defaults to the source's."""
@@ -160,11 +167,19 @@ class Pipeline:
         flush_every_sequences: int | None = None,
         workers: int | None = None,
         prefetch_bytes: int | None = None,
+        shared_lanes: bool | None = None,
+        allow_changes: list[Literal["global_batch_size"]] | None = None,
         ledger: str | None = None,
     ) -> Pipeline:
         """The stream's shape (first three), then speed and reporting. What is None stays as it was."""
         stream = {"lanes": lanes, "flush_every_sequences": flush_every_sequences}
-        run = {"workers": workers, "prefetch_bytes": prefetch_bytes, "ledger": ledger}
+        run = {
+            "workers": workers,
+            "prefetch_bytes": prefetch_bytes,
+            "shared_lanes": shared_lanes,
+            "allow_changes": allow_changes,
+            "ledger": ledger,
+        }
         return self._with(
             _recipe=replace(self._recipe, **{k: v for k, v in stream.items() if v is not None}),  # type: ignore[arg-type]
             _settings=replace(self._settings, **{k: v for k, v in run.items() if v is not None}),  # type: ignore[arg-type]
@@ -183,6 +198,7 @@ class Pipeline:
             dp_degree=dp_degree,
             dp_rank=dp_rank,
             local_batch_size=local,
+            shared_lanes=self._settings.shared_lanes,
         )
         return RankStream(self._compiled(), layout, self._settings)
 

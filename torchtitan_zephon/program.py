@@ -15,7 +15,7 @@ import numpy as np
 
 from .config import Recipe
 from .errors import ConfigError, SourceError
-from .lane import LaneProgram
+from .lane import LaneProgram, usable
 from .ops.tokenize import Tokenize, TokenizerSpec
 from .plan import keyed
 from .plan.chunking import Chunk, ChunkTable, cut
@@ -78,7 +78,7 @@ class Program:
         for k in range(chunks):
             chunk, _ = table.chunk(0, k * table.num_runs // chunks, 0)
             found = self.work(chunk)
-            tokens, inputs = tokens + len(found.ids), inputs + found.num_inputs
+            tokens, inputs = tokens + len(found.ids), inputs + usable(found, self.recipe.label_shift)
             num_bytes += chunk.num_bytes
         if not inputs:
             raise SourceError(
@@ -110,6 +110,7 @@ class Program:
             shuffle_seed=_shuffle_seed(r),
             seq_len=self.seq_len,
             pack=r.pack,
+            label_shift=r.label_shift,
             padding_id=self.tokenize.padding_id,
             shuffle_buffer_sequences=r.shuffle_buffer_sequences,
             flush_every_sequences=r.flush_every_sequences,
@@ -136,7 +137,7 @@ class Program:
             f"  tokenize field {', '.join(sorted({repr(s.field) for s in self.sources}))}: largest id "
             f"{self.tokenize.largest_id()}, bos {spec.add_bos}, eos {spec.add_eos}, special tokens in text "
             f"{spec.special_tokens_in_text}",
-            f"  pack {r.pack} to {self.seq_len} tokens; flush every {r.flush_every_sequences} sequences a lane",
+            f"  pack {r.pack} to {self.seq_len} tokens, labels within each {r.label_shift}; flush every {r.flush_every_sequences} sequences a lane",
             f"  shuffle: chunks {r.shuffle_chunks}, records {r.shuffle_records}, buffer "
             f"{r.shuffle_buffer_sequences} sequences",
         ]
@@ -180,6 +181,7 @@ def _identity(
             "lanes",
             "seed",
             "pack",
+            "label_shift",
             "estimate_bytes",
             "shuffle_chunks",
             "shuffle_records",

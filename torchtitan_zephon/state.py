@@ -24,8 +24,8 @@ from .errors import RecipeChangedError, StateError
 from .plan.cursor import Cursor
 from .records import Tokens
 
-FORMAT = 1
-"""Version of these schemas. A newer one is refused; an older one must stay readable or be refused."""
+FORMAT = 2
+"""Version of these schemas. Another one is refused by name."""
 
 NO_DIGEST = "0" * 64
 
@@ -71,12 +71,18 @@ class LaneState:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What all lanes share. ``tokens_per_mib``: measured once, then kept; None before that."""
+    """What all lanes share.
+
+    ``tokens_per_mib``: measured once, then kept; None before that. ``step``: steps of this stream;
+    ``first_step``: steps the trainer had done when it began. ``lane_sequences``: delivered by each lane.
+    """
 
     recipe: dict[str, Any]
     tokens_per_mib: tuple[int, ...] | None
     global_batch_size: int
     step: int
+    first_step: int
+    lane_sequences: int
 
 
 def encode_lane(state: LaneState) -> bytes:
@@ -159,6 +165,8 @@ def encode_stream(state: StreamState) -> bytes:
             "tokens_per_mib": None if state.tokens_per_mib is None else list(state.tokens_per_mib),
             "global_batch_size": state.global_batch_size,
             "step": state.step,
+            "first_step": state.first_step,
+            "lane_sequences": state.lane_sequences,
         }
     )
 
@@ -171,6 +179,8 @@ def decode_stream(data: object) -> StreamState:
         "tokens_per_mib": "counts or null",
         "global_batch_size": "count",
         "step": "count",
+        "first_step": "count",
+        "lane_sequences": "count",
     }
     value = _open(data, fields, "the loader state")
     if value["recipe_sha256"] != recipe_hash(value["recipe"]):
@@ -179,7 +189,12 @@ def decode_stream(data: object) -> StreamState:
         )
     measured = value["tokens_per_mib"]
     return StreamState(
-        value["recipe"], None if measured is None else tuple(measured), value["global_batch_size"], value["step"]
+        value["recipe"],
+        None if measured is None else tuple(measured),
+        value["global_batch_size"],
+        value["step"],
+        value["first_step"],
+        value["lane_sequences"],
     )
 
 
@@ -246,10 +261,10 @@ def _open(data: object, fields: Mapping[str, str], where: str) -> dict[str, Any]
             raise ValueError("not an object")
     except ValueError:
         raise StateError(damaged % f"it is not JSON (its {len(data)} bytes begin {bytes(data[:16])!r})") from None
-    if type(value.get("format")) is int and value["format"] > FORMAT:
+    if type(value.get("format")) is int and value["format"] >= 1 and value["format"] != FORMAT:
         raise StateError(
-            f"{where} has format {value['format']}; this version of torchtitan_zephon reads formats up to "
-            f"{FORMAT}. Install the version that wrote it, or a newer one."
+            f"{where} has format {value['format']}; this version of torchtitan_zephon reads format {FORMAT}. "
+            "Install the version that wrote it."
         )
     expected = {"format": "count", **fields, "check": "text"}
     for name, kind in expected.items():

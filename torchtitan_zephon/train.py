@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from . import titan
 from .errors import ConfigError, ZephonError
-from .titan.job import Job, parse_job
+from .titan.job import parse_job
 
 USAGE = """\
 Train with stock TorchTitan on data that is identical on any GPU count.
@@ -59,20 +59,20 @@ def main(args: Sequence[str] | None = None) -> None:
         print(USAGE, end="")
         return
     try:
-        run(parse_job(args))
+        run(args)
     except ZephonError as error:
         report(error)
         sys.exit(2)
 
 
-def run(job: Job) -> None:
-    """Train ``job`` in this process, one rank of a torchrun launch."""
+def run(args: Sequence[str]) -> None:
+    """Train the job that ``args`` name in this process, one rank of a torchrun launch."""
+    job = parse_job(args, titan.STOCK[titan.installed_version()])
     if "WORLD_SIZE" not in os.environ:
         raise ConfigError(
             "not started by torchrun (WORLD_SIZE is not set). For one process: torchrun --standalone "
             "--nproc-per-node 1 -m torchtitan_zephon.train --job.config_file ..."
         )
-    titan.installed_version()
     from .titan import cpu
 
     on_cpu = cpu.wanted(job.device)

@@ -102,11 +102,11 @@ def test_a_chunk_is_tokenised_as_its_texts_one_by_one() -> None:
     assert documents_of(load_tokenizer(str(folder)), *items) == expected
 
 
-def test_the_balance_counts_tokens_and_last_tokens() -> None:
+def test_the_balance_counts_tokens() -> None:
     bare = spec_of(word_tokenizer(), {}, add_bos=False, add_eos=False)
     tokens = Tokenize(bare)(0, texts("a b", " ", "c"))  # the second has no token at all
     assert np.diff(tokens.offsets).tolist() == [2, 0, 1]
-    assert (tokens.balance.tokens_in, tokens.balance.last_tokens) == (3, 2)
+    assert tokens.balance.tokens_in == 3
 
 
 @pytest.mark.parametrize("add_bos", [False, True])

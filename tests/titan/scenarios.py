@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.scenarios import BOS, EOS, tokenizer_folder
-from torchtitan_zephon.titan.loader import TorchBatch, ZephonDataLoader
+from torchtitan_zephon.titan import STOCK, generation, installed_version
+from torchtitan_zephon.titan.loader import Feed, StreamLoader, TorchBatch
 
 ROOT = Path(__file__).parents[2]
+VERSION = installed_version()
+STOCK_RECIPE = STOCK[VERSION]
+"""Recipe keys that follow the stock text loader of the installed release."""
 
 
 def torchrun(processes: int, module: str, *arguments: object, cwd: Path = ROOT) -> tuple[int, str]:
@@ -48,15 +54,18 @@ def tokenizer_that_adds(folder: Path, tokens: tuple[str, ...], config: object = 
 
 
 def build(
-    config: ZephonDataLoader.Config, tokenizer: HuggingFaceTokenizer, *, seq_len: int, local: int,
-    degree: int = 1, rank: int = 0,
-) -> ZephonDataLoader:  # fmt: skip
-    """The loader as TorchTitan builds it from its configuration."""
-    loader: ZephonDataLoader = config.build(
-        dp_world_size=degree, dp_rank=rank, tokenizer=tokenizer, seq_len=seq_len, local_batch_size=local,
-        snapshot_every_n_steps=1,
-    )  # fmt: skip
-    return loader
+    feed: Feed, tokenizer: HuggingFaceTokenizer, *, seq_len: int, local: int, degree: int = 1, rank: int = 0
+) -> StreamLoader:
+    """The loader as the installed TorchTitan builds it."""
+    loader: Any = generation().ZephonDataLoader
+    place: dict[str, Any] = {"dp_world_size": degree, "dp_rank": rank, "tokenizer": tokenizer}
+    sizes = {"seq_len": seq_len, "local_batch_size": local}
+    if VERSION == "0.2.2":
+        built: StreamLoader = loader(feed, **place, **sizes)
+    else:
+        fields = {f.name: getattr(feed, f.name) for f in dataclasses.fields(feed)}
+        built = loader.Config(**fields).build(**place, **sizes, snapshot_every_n_steps=1)
+    return built
 
 
 def supervised(batches: list[TorchBatch]) -> int:

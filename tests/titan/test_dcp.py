@@ -113,10 +113,10 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_the_trainer_sees_it(
     folder, _ = saved
     shape = {"lanes": LANES, "global_batch_size": BATCH, "local_batch_size": 1}
     fits = small_pipeline(sources_in(folder / "data"), **shape).for_rank(0, 1)  # type: ignore[arg-type]
-    check_checkpoint(fits.program, fits.layout, folder / "checkpoint")
+    check_checkpoint(fits.program, fits.layout, fits.settings, folder / "checkpoint")
     other = small_pipeline(sources_in(folder / "data"), **{**shape, **options}).for_rank(0, 1)  # type: ignore[arg-type]
     with pytest.raises(StateError, match=re.escape(message)) as error:
-        check_checkpoint(other.program, other.layout, folder / "checkpoint")
+        check_checkpoint(other.program, other.layout, other.settings, folder / "checkpoint")
     assert isinstance(error.value, RecipeChangedError) == ("global_batch_size = " not in message)
 
 
@@ -126,7 +126,7 @@ def test_a_checkpoint_of_changed_data_is_refused_by_shard(saved: tuple[Path, lis
     write_jsonl(sources["alpha"] / "part-1.jsonl", ["another text"] * 200)
     stream = small_pipeline(sources, lanes=LANES, global_batch_size=BATCH, local_batch_size=1).for_rank(0, 1)
     with pytest.raises(RecipeChangedError) as error:
-        check_checkpoint(stream.program, stream.layout, folder / "checkpoint")
+        check_checkpoint(stream.program, stream.layout, stream.settings, folder / "checkpoint")
     assert [change.split(":")[0] for change in error.value.changes] == ["sources.alpha.shards.part-1.jsonl"]
 
 

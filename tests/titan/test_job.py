@@ -47,7 +47,7 @@ def parse(root: Path, *args: str, job: str = "", replace: bool = False) -> Job:
     path = root / "jobs" / "job.toml"
     if job:
         path.write_text(job if replace else path.read_text("utf-8") + job, "utf-8")
-    return parse_job(["--job.config_file", str(path), *args])
+    return parse_job(["--job.config_file", str(path), *args], {})
 
 
 def test_the_recipe_file_is_the_base_and_its_paths_are_relative_to_it(root: Path) -> None:
@@ -199,13 +199,13 @@ def test_a_recipe_file_with_an_unknown_key_is_named(root: Path) -> None:
 @pytest.mark.parametrize("args", [[], ["--training.steps", "3"], ["--job.config_file"]])
 def test_a_command_line_without_a_job_file_is_refused(args: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"add --job.config_file path/to/job.toml"):
-        parse_job(args)
+        parse_job(args, {})
 
 
 def test_parsing_a_job_imports_neither_torch_nor_torchtitan(root: Path) -> None:
     code = (
         "import sys; from torchtitan_zephon import train; from torchtitan_zephon.titan.job import parse_job;"
-        f"parse_job(['--job.config_file', {str(root / 'jobs/job.toml')!r}]);"
+        f"parse_job(['--job.config_file', {str(root / 'jobs/job.toml')!r}], {{}});"
         "print([m for m in ('torch', 'torchtitan') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

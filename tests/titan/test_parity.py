@@ -14,10 +14,10 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataset
 
 from tests.scenarios import BOS, EOS, text_of, texts_of, write_jsonl
-from tests.titan.scenarios import build, tokenizer_that_adds
+from tests.titan.scenarios import STOCK_RECIPE, build, tokenizer_that_adds
 from torchtitan_zephon import Recipe, RunSettings, SourceConfig
 from torchtitan_zephon.ops.tokenize import load_tokenizer
-from torchtitan_zephon.titan.loader import ZephonDataLoader, tokenizer_spec
+from torchtitan_zephon.titan.loader import Feed, tokenizer_spec
 
 SEQ_LEN = 48
 PLAIN = {"lanes": 1, "shuffle_chunks": False, "shuffle_records": False, "shuffle_buffer_sequences": 0}
@@ -52,7 +52,8 @@ SETUPS: dict[str, tuple[tuple[str, ...], Any]] = {
 
 def recipe(path: Path) -> Recipe:
     tables = {"c4": SourceConfig(path=str(path))}
-    return Recipe(sources=tables, special_tokens_in_text="parse", chunk_bytes=4096, flush_every_sequences=20, **PLAIN)
+    settings: dict[str, Any] = {**PLAIN, **STOCK_RECIPE, "chunk_bytes": 4096, "flush_every_sequences": 20}
+    return Recipe(sources=tables, special_tokens_in_text="parse", **settings)
 
 
 @pytest.mark.parametrize("setup", SETUPS)
@@ -62,8 +63,8 @@ def test_sequences_are_those_of_the_stock_text_loader(tmp_path: Path, setup: str
     theirs = HuggingFaceTokenizer(tokenizer_path=str(tokenizer_that_adds(tmp_path / "tokenizer", *SETUPS[setup])))
     stock = list(HuggingFaceTextDataset("c4_test", str(tmp_path / "data"), theirs, seq_len=SEQ_LEN))
     assert len(stock) >= 200
-    config = ZephonDataLoader.Config(recipe=recipe(tmp_path / "data"), settings=RunSettings(), global_batch_size=1)
-    ours = build(config, theirs, seq_len=SEQ_LEN, local=1)
+    feed = Feed(recipe=recipe(tmp_path / "data"), settings=RunSettings(), global_batch_size=1)
+    ours = build(feed, theirs, seq_len=SEQ_LEN, local=1)
     for number, (expected, batch) in enumerate(zip(stock, ours, strict=False)):
         (inputs, labels), (stock_inputs, stock_labels) = batch, expected
         assert inputs.keys() == stock_inputs.keys()

@@ -24,9 +24,9 @@ from torchtitan.models.llama3.config_registry import llama3_debugmodel
 from torchtitan.trainer import Trainer
 
 from torchtitan_zephon import ConfigError, ZephonError, titan as titan_package, train
-from torchtitan_zephon.titan import cpu, v030
+from torchtitan_zephon.titan import STOCK, cpu, v030, v030_job
 from torchtitan_zephon.titan.job import Job, parse_job
-from torchtitan_zephon.titan.loader import ZephonDataLoader
+from torchtitan_zephon.titan.v030 import ZephonDataLoader
 
 ROOT = Path(__file__).parents[2]
 DEBUG_CPU = str(ROOT / "train_configs" / "debug_cpu.toml")
@@ -35,14 +35,14 @@ DEBUG_CPU = str(ROOT / "train_configs" / "debug_cpu.toml")
 def job(*args: str, toml: str = "", folder: Path | None = None) -> Job:
     """A job that states the least it may, with the overrides ``args`` and the sections ``toml``."""
     if folder is None:
-        return parse_job(["--job.config_file", DEBUG_CPU, *args])
+        return parse_job(["--job.config_file", DEBUG_CPU, *args], STOCK["0.3.0"])
     path = folder / "job.toml"
     path.write_text("[zephon.sources.a]\npath = 'a.jsonl'\n" + toml, "utf-8")
-    return parse_job(["--job.config_file", str(path), "--training.global_batch_size", "8", *args])
+    return parse_job(["--job.config_file", str(path), "--training.global_batch_size", "8", *args], STOCK["0.3.0"])
 
 
 def config(*args: str, **options: Any) -> v030.ZephonTrainer.Config:
-    return v030.build_config(job(*args, **options))
+    return v030_job.build_config(job(*args, **options))
 
 
 def test_the_debug_job_is_the_stock_debug_job_with_our_loader() -> None:
@@ -198,7 +198,8 @@ def test_validation_reads_its_own_recipe_and_writes_no_ledger() -> None:
         ("--job.dumpfolder x", "job.dumpfolder: .*Did you mean 'dump_folder'"),
         ("--job.dump_folder 3", "job.dump_folder = 3 is a int"),
         ("--quantize.linear.float8.emulate", r"\[quantize\] is not in TorchTitan 0.3.0"),
-        ("--experimental.custom_import x", r"\[experimental\] is not in TorchTitan 0.3.0"),
+        ("--experimental.custom_import x", "experimental.custom_import = 'x': TorchTitan 0.3.0 has no such key"),
+        ("--experimental.other x", r"\[experimental\] is not in TorchTitan 0.3.0"),
         ("--checkpoint.keep_latest_k 1", r"\[checkpoint\]: TorchTitan refuses it: We need to maintain at least 2"),
         ("--validation.steps 0", "TorchTitan refuses it: validation steps must be positive"),
         ("--parallelism.pipeline_parallel_degree 2", "TorchTitan refuses it: CUDA graphs do not support pipeline"),
@@ -221,7 +222,7 @@ def test_two_forms_of_one_optimizer_are_refused(tmp_path: Path) -> None:
 
 def test_cpu_mode_changes_what_the_job_leaves_open_and_says_so() -> None:
     said: list[str] = []
-    ours = v030.build_config(cpu.adjusted(job(), said.append))
+    ours = v030_job.build_config(cpu.adjusted(job(), said.append))
     assert ours.training.mixed_precision_param == "float32"
     assert ours.training.disable_cuda_graphs
     assert ours.parallelism.spmd_backend == "partial_dtensor"
@@ -234,7 +235,7 @@ def test_cpu_mode_changes_what_the_job_leaves_open_and_says_so() -> None:
 def test_cpu_mode_does_what_the_job_states_and_warns_that_it_is_slow() -> None:
     said: list[str] = []
     asked = job("--training.mixed_precision_param", "bfloat16", "--activation_checkpoint.mode", "full")
-    ours = v030.build_config(cpu.adjusted(asked, said.append))
+    ours = v030_job.build_config(cpu.adjusted(asked, said.append))
     assert ours.training.mixed_precision_param == "bfloat16"
     assert isinstance(ours.activation_checkpoint, FullAC.Config)
     assert len(said) == 3

@@ -14,7 +14,7 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from tests.scenarios import texts_of, tokenizer_folder, write_jsonl
 from tests.titan.scenarios import build, supervised
 from torchtitan_zephon import Recipe, RunSettings, SourceConfig
-from torchtitan_zephon.titan.loader import TorchBatch, ZephonDataLoader
+from torchtitan_zephon.titan.loader import Feed, TorchBatch
 
 SEQ_LEN, LANES, LOCAL = 32, 12, 2
 
@@ -37,16 +37,16 @@ def set_of(path: Path, tokenizer: HuggingFaceTokenizer, sequences: int) -> int:
     return sum(tokens_of(tokenizer, t) for t in texts)
 
 
-def config(path: Path, *, infinite: bool) -> ZephonDataLoader.Config:
+def feed(path: Path, *, infinite: bool) -> Feed:
     sources = {"held_out": SourceConfig(path=str(path))}
     recipe = Recipe(sources=sources, lanes=LANES, pack="first_fit", shuffle_buffer_sequences=0)
-    return ZephonDataLoader.Config(recipe=recipe, settings=RunSettings(), global_batch_size=24, infinite=infinite)
+    return Feed(recipe=recipe, settings=RunSettings(), global_batch_size=24, infinite=infinite)
 
 
 def pass_over(path: Path, tokenizer: HuggingFaceTokenizer, degree: int, local: int = LOCAL) -> list[list[TorchBatch]]:
     """All batches of every rank, each from a loader of its own, as the validator builds one every time."""
     return [
-        list(build(config(path, infinite=False), tokenizer, seq_len=SEQ_LEN, local=local, degree=degree, rank=rank))
+        list(build(feed(path, infinite=False), tokenizer, seq_len=SEQ_LEN, local=local, degree=degree, rank=rank))
         for rank in range(degree)
     ]
 
@@ -96,7 +96,7 @@ def test_positive_steps_begin_at_the_same_place_every_time(tmp_path: Path, token
     path = write_jsonl(tmp_path / "held_out.jsonl", texts_of(40))
 
     def first_30() -> list[TorchBatch]:
-        loader = build(config(path, infinite=True), tokenizer, seq_len=SEQ_LEN, local=LOCAL, degree=2, rank=1)
+        loader = build(feed(path, infinite=True), tokenizer, seq_len=SEQ_LEN, local=LOCAL, degree=2, rank=1)
         batches = [batch for _, batch in zip(range(30), loader, strict=False)]
         loader.stream.close()
         return batches

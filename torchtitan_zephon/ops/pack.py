@@ -3,6 +3,7 @@
 What flows in: ``Tokens`` in order. What flows out: ``Rows``. Inputs are a document's tokens but
 the last, labels its tokens but the first, so nothing is predicted across a border; positions
 restart at 0 with each document and at the start of each row (TorchTitan 0.3.0's text loader).
+``WrapAcross`` alone predicts the first token of a document from the last of the one before.
 
 ``Wrap`` cuts the joined stream every ``seq_len`` tokens. No padding, every token used; a document
 may be cut in two. What is left, under one row, is carried: across chunks, flushes, checkpoints.
@@ -28,6 +29,8 @@ class Packer(Protocol):
     """The accumulator contract: ``add`` in order, ``flush`` back to the initial state."""
 
     carry: Tokens
+    last_tokens: int
+    """Tokens so far that are a label and no input."""
 
     def add(self, tokens: Tokens) -> Rows: ...
     def flush(self) -> Rows: ...
@@ -38,10 +41,11 @@ class Wrap:
     """Cut every ``seq_len`` tokens. ``carry`` holds the pieces of the unfinished row."""
 
     def __init__(self, seq_len: int, padding_id: int, carry: Tokens) -> None:
-        self.seq_len, self.padding_id, self.carry = seq_len, padding_id, carry
+        self.seq_len, self.padding_id, self.carry, self.last_tokens = seq_len, padding_id, carry, 0
 
     def add(self, tokens: Tokens) -> Rows:
         """All rows that are now full."""
+        self.last_tokens += len(tokens.ids) - tokens.num_inputs
         joined = _Joined.of(Tokens.join(self.carry, tokens))
         rows = joined.total // self.seq_len
         self.carry = joined.rest(rows * self.seq_len)
@@ -58,15 +62,69 @@ class Wrap:
         return joined.rows(starts, joined.total, self.seq_len, self.padding_id)
 
 
+class WrapAcross:
+    """Cut every ``seq_len`` + 1 tokens: inputs are all but the last, labels all but the first.
+
+    The labels of TorchTitan 0.2.2's text loader, which knows no borders. One token a row is a label only.
+    """
+
+    def __init__(self, seq_len: int, padding_id: int, carry: Tokens) -> None:
+        self.seq_len, self.padding_id, self.carry, self.last_tokens = seq_len, padding_id, carry, 0
+
+    def add(self, tokens: Tokens) -> Rows:
+        """All rows that are now full."""
+        joined = Tokens.join(self.carry, tokens)
+        n, size = len(joined.ids) // (self.seq_len + 1), self.seq_len + 1
+        self.last_tokens += n
+        self.carry = _tail(joined, n * size)
+        ids = joined.ids[: n * size].reshape(n, size)
+        return self._rows(joined, ids[:, :-1].copy(), ids[:, 1:].copy())
+
+    def flush(self) -> Rows:
+        """Nothing: the carry is part of the state, so that nothing is padded in mid-stream."""
+        return no_rows(self.seq_len)
+
+    def finish(self) -> Rows:
+        """The carry as one padded row; the end of a finite stream. A single token has no label and gives none."""
+        joined, self.carry = self.carry, Tokens.empty()
+        filled = len(joined.ids) - 1
+        self.last_tokens += filled >= 0
+        if filled < 1:
+            return no_rows(self.seq_len)
+        row = padding_row(self.seq_len, self.padding_id)
+        row.inputs[0, :filled], row.labels[0, :filled] = joined.ids[:-1], joined.ids[1:]
+        rows = self._rows(joined, row.inputs, row.labels, filled)
+        rows.filled[0] = filled
+        return rows
+
+    def _rows(self, joined: Tokens, inputs: np.ndarray, labels: np.ndarray, filled: int = -1) -> Rows:
+        """``Rows`` with positions and pieces from the borders in ``joined``; ``filled``: of a single, last row."""
+        n, s = inputs.shape
+        starts = joined.offsets[:-1][np.diff(joined.offsets) > 0]
+        row, column = starts // (s + 1), starts % (s + 1)
+        inside = (row < n) & (column < (s if filled < 0 else filled))  # a label only begins no piece
+        begins = np.union1d(row[inside] * s + column[inside], np.arange(n, dtype=np.int64) * s)
+        document = np.searchsorted(joined.offsets, begins // s * (s + 1) + begins % s, side="right") - 1
+        marks = np.zeros(n * s, np.int32)
+        marks[begins] = begins
+        if filled >= 0 and filled < s:
+            marks[filled] = filled
+        positions = np.arange(n * s, dtype=np.int32) - np.maximum.accumulate(marks)
+        pieces = np.column_stack([begins % s, joined.origin[document]])
+        first_piece = np.searchsorted(begins, np.arange(n + 1) * s)
+        return Rows(inputs, labels, positions.reshape(n, s), pieces, first_piece, np.full(n, s, np.int64))
+
+
 class FirstFit:
     """Whole documents, first open row with room. Carries nothing across a flush."""
 
     def __init__(self, seq_len: int, padding_id: int) -> None:
-        self.seq_len, self.padding_id, self.carry = seq_len, padding_id, Tokens.empty()
+        self.seq_len, self.padding_id, self.carry, self.last_tokens = seq_len, padding_id, Tokens.empty(), 0
         self._open: list[_OpenRow] = []
 
     def add(self, tokens: Tokens) -> Rows:
         """Rows that are full, or that were closed to make room, in the order of closing."""
+        self.last_tokens += len(tokens.ids) - tokens.num_inputs
         closed: list[_OpenRow] = []
         offsets = tokens.offsets.tolist()
         for d in range(len(offsets) - 1):
@@ -117,6 +175,17 @@ class FirstFit:
             positions[r, at:] = np.arange(s - at)
             first_piece[r + 1], filled[r] = len(pieces), at
         return Rows(inputs, labels, positions, np.array(pieces, np.int64), first_piece, filled)
+
+
+def _tail(tokens: Tokens, begin: int) -> Tokens:
+    """``tokens`` from token ``begin`` on; the first document may be the end of one."""
+    if begin == len(tokens.ids):
+        return Tokens.empty()
+    d = int(np.searchsorted(tokens.offsets, begin, side="right")) - 1
+    kept = np.diff(tokens.offsets[d:]) > 0
+    offsets = np.append(tokens.offsets[d:-1][kept], len(tokens.ids)) - begin
+    offsets[0] = 0
+    return Tokens(tokens.ids[begin:].copy(), offsets, tokens.origin[d:][kept])
 
 
 @dataclass(slots=True)

@@ -77,7 +77,6 @@ class Tokenize:
         origin = np.empty((len(lists), 3), dtype=np.int64)
         origin[:, 0], origin[:, 1], origin[:, 2] = source, texts.shard, texts.records
         texts.balance.tokens_in = len(ids)
-        texts.balance.last_tokens = int(np.count_nonzero(np.diff(offsets)))
         return Tokens(ids, offsets, origin, texts.balance)
 
     def largest_id(self) -> int:

@@ -1,7 +1,9 @@
 """Which part of each global batch a rank feeds: lanes to ranks, sequences to local batches.
 
 Global batch t is lane-major: index i = lane * (B/L) + j. Rank r of D feeds [r * B/D, (r+1) * B/D)
-and owns lanes [r * L/D, (r+1) * L/D). The checks here run before any model is built.
+and owns lanes [r * L/D, (r+1) * L/D). Where L % D != 0 a lane falls into the ranges of two ranks or
+more; with ``shared_lanes`` each of them runs it whole and feeds its own part. The checks here run
+before any model is built.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ from ..errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Lanes L, global batch size B, dp degree D, dp rank and local batch size b, in sequences."""
+    """Lanes L, global batch size B, dp degree D, dp rank and local batch size b, in sequences.
+
+    ``shared_lanes`` allows a D that does not divide L, but divides B: ranks then share lanes.
+    """
 
     lanes: int
     global_batch_size: int
     dp_degree: int = 1
     dp_rank: int = 0
     local_batch_size: int
+    shared_lanes: bool = False
 
     def __post_init__(self) -> None:
         lanes, batch, degree, local = self.lanes, self.global_batch_size, self.dp_degree, self.local_batch_size
@@ -37,11 +43,18 @@ class Layout:
                 )
         if not 0 <= self.dp_rank < degree:
             raise ConfigError(f"dp_rank = {self.dp_rank} is not below dp_degree = {degree}.")
-        if lanes % degree:
+        if self.shared_lanes and batch % degree:
+            raise ConfigError(
+                f"global_batch_size = {batch} cannot be shared out evenly over {degree} data-parallel ranks "
+                f"(global_batch_size % dp_degree must be 0, with shared_lanes too). With this global batch use "
+                f"{_near_divisors(batch, degree)} ranks."
+            )
+        if lanes % degree and not self.shared_lanes:
+            shared = f"to go on with {degree} ranks all the same, set shared_lanes = true; " * (batch % degree == 0)
             raise ConfigError(
                 f"lanes = {lanes} cannot be shared out evenly over {degree} data-parallel ranks "
                 f"(lanes % dp_degree must be 0). With {lanes} lanes use {_near_divisors(lanes, degree)} "
-                f"ranks; {_new_lanes(batch, degree, lanes)}."
+                f"ranks; {shared}{_new_lanes(batch, degree, lanes)}."
             )
         if batch % lanes:
             raise ConfigError(
@@ -58,8 +71,14 @@ class Layout:
 
     @property
     def own_lanes(self) -> range:
-        """The lanes this rank runs."""
-        share = self.lanes // self.dp_degree
+        """The lanes this rank runs: those with a sequence in its part of the global batch."""
+        part = self.part
+        return range(part.start // self.lane_sequences, -(-part.stop // self.lane_sequences))
+
+    @property
+    def part(self) -> range:
+        """Indices into the global batch that this rank feeds."""
+        share = self.global_batch_size // self.dp_degree
         return range(self.dp_rank * share, (self.dp_rank + 1) * share)
 
     @property

@@ -48,15 +48,16 @@ class RankStream:
     stream the next ``iter`` begins again.
     """
 
-    def __init__(self, program: Program, layout: Layout, settings: RunSettings) -> None:
-        self.program, self.layout, self.settings = program, layout, settings
+    def __init__(self, program: Program, layout: Layout, settings: RunSettings, *, first_step: int = 0) -> None:
+        """``first_step``: steps the trainer has done before this stream begins; its state remembers it."""
+        self.program, self.layout, self.settings, self.first_step = program, layout, settings, first_step
         self._tokens_per_mib: tuple[int, ...] | None = None
         self._saved: dict[int, LaneState] = {}
         self._lanes: dict[int, Lane] = {}
         self._active: list[Lane] = []
         self._work: dict[int, deque[tuple[Future[Tokens], int]]] = {}
         self._bytes_out = 0
-        self._step = 0
+        self._step = self._lane_sequences = 0
         self._batches: deque[Batch] = deque()
         self._last_step: int | None = None
         self._ended = False
@@ -99,11 +100,15 @@ class RankStream:
         sequences: list[Sequence] = []
         step = self._step + 1
         entries: list[LaneEntry] = []
+        part, index = self.layout.part, self.layout.own_lanes.start * self.layout.lane_sequences
         for lane in self._lanes.values():
             hashes = hashlib.sha256()
             for _ in range(self.layout.lane_sequences):
-                sequences.append(self._take(lane))
+                sequence = self._take(lane)
                 hashes.update(lane.taken_hash)
+                if index in part:  # not so of a lane that is shared: another rank feeds it
+                    sequences.append(sequence)
+                index += 1
             entries.append(LaneEntry(lane.number, hashes.hexdigest(), lane.read_digests))
         if self._ledger:
             self._ledger.write(step, entries)
@@ -111,6 +116,7 @@ class RankStream:
         size = self.layout.local_batch_size
         self._batches.extend(Batch.of(sequences[i : i + size], step) for i in range(0, len(sequences), size))
         self._step = step
+        self._lane_sequences += self.layout.lane_sequences
 
     def _take(self, lane: Lane) -> Sequence:
         while not lane.ready and not lane.dry:
@@ -178,7 +184,7 @@ class RankStream:
 
     def _reset(self) -> None:
         self._drop()
-        self._saved, self._step, self._last_step, self._ended = {}, 0, None, False
+        self._saved, self._step, self._lane_sequences, self._last_step, self._ended = {}, 0, 0, None, False
 
     def close(self) -> None:
         """End the workers. Reading or saving afterwards is an error; ``load_state_dict`` opens it again."""
@@ -195,6 +201,11 @@ class RankStream:
     def step(self) -> int:
         """Steps whose last local batch was handed out, or is being handed out."""
         return self._step
+
+    @property
+    def lanes(self) -> Mapping[int, Lane]:
+        """The lanes of this rank by number, to be looked at; none before the first batch was asked for."""
+        return self._lanes
 
     @property
     def balance(self) -> Balance:
@@ -220,7 +231,14 @@ class RankStream:
                 f"{self.layout.local_batches} local batches were handed out. Save after the last one, when the step "
                 "is complete."
             )
-        stream = StreamState(self.program.identity, self._tokens_per_mib, self.layout.global_batch_size, self._step)
+        stream = StreamState(
+            self.program.identity,
+            self._tokens_per_mib,
+            self.layout.global_batch_size,
+            self._step,
+            self.first_step,
+            self._lane_sequences,
+        )
         return {
             "stream": encode_stream(stream),
             "lane": {lane_key(n): encode_lane(self._lane_state(n)) for n in self.layout.own_lanes},
@@ -240,7 +258,8 @@ class RankStream:
         stream, lanes = self._decode(state)
         self._drop()
         self._ended, self._last_step, self._failure = False, None, None
-        self._saved, self._step, self._tokens_per_mib = lanes, stream.step, stream.tokens_per_mib
+        self._saved, self._tokens_per_mib = lanes, stream.tokens_per_mib
+        self._step, self.first_step, self._lane_sequences = stream.step, stream.first_step, stream.lane_sequences
 
     def _decode(self, state: Mapping[str, Any]) -> tuple[StreamState, dict[int, LaneState]]:
         """Everything that can be wrong with a state, found before anything here changes."""
@@ -251,10 +270,12 @@ class RankStream:
             )
         stream = decode_stream(state["stream"])
         check_recipe(stream.recipe, self.program.identity)
-        if stream.global_batch_size != self.layout.global_batch_size:
+        before, now = stream.global_batch_size, self.layout.global_batch_size
+        if before != now and "global_batch_size" not in self.settings.allow_changes:
             raise StateError(
-                f"the checkpoint was made with global_batch_size = {stream.global_batch_size}, this job has "
-                f"{self.layout.global_batch_size}. Set it back to continue the same global batches."
+                f"the checkpoint was made with global_batch_size = {before}, this job has {now}. Set it back to continue "
+                "the same global batches; or, to go on with the same sequences in batches of another size, set "
+                'allow_changes = ["global_batch_size"].'
             )
         lanes: dict[int, LaneState] = {}
         for n in self.layout.own_lanes:
@@ -264,11 +285,10 @@ class RankStream:
                     f"incompletely. {OLDER_STEP}"
                 )
             lanes[n] = decode_lane(state["lane"][lane_key(n)], n, len(self.program.names))
-            expected = stream.step * self.layout.lane_sequences
-            if lanes[n].sequences != expected:
+            if lanes[n].sequences != stream.lane_sequences:
                 raise StateError(
-                    f"lane {n} stands at sequence {lanes[n].sequences}, but step {stream.step} ends at {expected}: the "
-                    f"parts of this checkpoint are of different steps. {OLDER_STEP}"
+                    f"lane {n} stands at sequence {lanes[n].sequences}, but step {stream.step} ends at "
+                    f"{stream.lane_sequences}: the parts of this checkpoint are of different steps. {OLDER_STEP}"
                 )
         return stream, lanes
 

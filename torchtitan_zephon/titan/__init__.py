@@ -9,11 +9,15 @@ import importlib
 import threading
 from importlib import metadata
 from types import ModuleType
+from typing import Any
 
 from ..errors import ConfigError
 
-GENERATIONS = {"0.3.0": "v030"}
-"""Supported TorchTitan release -> the module here that maps a ``Job`` onto it and runs it."""
+GENERATIONS = {"0.2.2": "v022", "0.3.0": "v030"}
+"""Supported TorchTitan release -> the module here that runs a ``Job`` on it."""
+
+STOCK: dict[str, dict[str, Any]] = {"0.2.2": {"label_shift": "sequence"}, "0.3.0": {"label_shift": "document"}}
+"""Recipe keys that follow the stock text loader of a release where a job does not state them."""
 
 training_began = threading.Event()
 """Set in a process, for good, once its trainer has started up and asks for batches."""

@@ -58,13 +58,33 @@ def read_loader_state(path: Path) -> dict[str, Any]:
     lanes = sorted(k.removeprefix("dataloader.lane.") for k in ours if k.startswith("dataloader.lane."))
     state: dict[str, Any] = {"dataloader": {"stream": b"", "lane": dict.fromkeys(lanes, b"")}}
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-            dcp.load(state, checkpoint_id=str(path), no_dist=True)
+        _load(state, path)
     except (Exception, CheckpointException) as error:  # DCP's own is no Exception
         raise StateError(f"the loader state in {str(path)!r} is damaged: {_reason(error)}. {OLDER_STEP}") from None
     loaded: dict[str, Any] = state["dataloader"]
     return loaded
+
+
+def read_trainer_step(path: Path) -> int | None:
+    """The step that TorchTitan's trainer will take from the checkpoint; None if it holds none of its own.
+
+    Raises ``StateError`` if it cannot be read.
+    """
+    try:
+        if "train_state.step" not in dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata:
+            return None
+        state: dict[str, Any] = {"train_state": {"step": 0}}
+        _load(state, path)
+    except (Exception, CheckpointException) as error:  # DCP's own is no Exception
+        raise StateError(f"the trainer's step in {str(path)!r} cannot be read: {_reason(error)}. {OLDER_STEP}") from None
+    return int(state["train_state"]["step"])
+
+
+def _load(state: dict[str, Any], path: Path) -> None:
+    """Fill ``state`` from the checkpoint at ``path``, in this process alone."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        dcp.load(state, checkpoint_id=str(path), no_dist=True)
 
 
 def _reason(error: BaseException) -> str:

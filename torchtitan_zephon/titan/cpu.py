@@ -24,19 +24,26 @@ import torch
 import torch._utils
 
 from ..errors import ConfigError
+from . import installed_version
 
 if TYPE_CHECKING:
     from torchtitan.trainer import Trainer
 
     from .job import Job
 
-DEFAULTS: dict[tuple[str, str], Any] = {
+_FLOAT32_AND_NO_RECOMPUTING: dict[tuple[str, str], Any] = {
     ("training", "mixed_precision_param"): "float32",
-    ("training", "disable_cuda_graphs"): True,
-    ("parallelism", "spmd_backend"): "partial_dtensor",
     ("activation_checkpoint", "mode"): "none",
 }
-"""What CPU mode sets where the job does not."""
+DEFAULTS: dict[str, dict[tuple[str, str], Any]] = {
+    "0.2.2": _FLOAT32_AND_NO_RECOMPUTING,
+    "0.3.0": {
+        **_FLOAT32_AND_NO_RECOMPUTING,
+        ("training", "disable_cuda_graphs"): True,
+        ("parallelism", "spmd_backend"): "partial_dtensor",
+    },
+}
+"""What CPU mode sets in each TorchTitan where the job does not."""
 
 CANNOT: dict[tuple[str, str], tuple[Callable[[Any], bool], str]] = {
     ("training", "disable_cuda_graphs"): (lambda v: v is not True, "there are no CUDA graphs; set it to true"),
@@ -100,15 +107,16 @@ def adjusted(job: Job, log: Callable[[str], None]) -> Job:
 
     Raises ``ConfigError`` for a key that the job states and a CPU cannot do.
     """
+    defaults = DEFAULTS[installed_version()]
     sections = {name: dict(table) for name, table in job.sections.items()}
     for (section, key), (fails, reason) in CANNOT.items():
         if key in sections.get(section, {}) and fails(sections[section][key]):
             raise ConfigError(f"{section}.{key} = {sections[section][key]!r} cannot work on a CPU: {reason}.")
     log(
         "CPU mode (development): gloo; attention is causal over whole sequences, not per document; "
-        + ", ".join(f"{s}.{k} = {v!r}" for (s, k), v in DEFAULTS.items() if k not in sections.get(s, {}))
+        + ", ".join(f"{s}.{k} = {v!r}" for (s, k), v in defaults.items() if k not in sections.get(s, {}))
     )
-    for (section, key), value in DEFAULTS.items():
+    for (section, key), value in defaults.items():
         stated = sections.setdefault(section, {}).setdefault(key, value)
         if stated != value and (section, key) in SLOW:
             log(f"CPU mode: {section}.{key} = {stated!r} as the job says, though {SLOW[section, key]}")
@@ -116,7 +124,7 @@ def adjusted(job: Job, log: Callable[[str], None]) -> Job:
 
 
 def adapt_model(config: Trainer.Config) -> None:
-    """Swap what the model of ``config`` cannot do on a CPU: attention kernels, FSDP's reduction."""
+    """On 0.3.0, swap what the model of ``config`` cannot do on a CPU: attention kernels, FSDP's reduction."""
     from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention, VarlenAttention
 
     assert config.model_spec is not None
@@ -124,7 +132,11 @@ def adapt_model(config: Trainer.Config) -> None:
     for kernel in (FlexAttention.Config, VarlenAttention.Config):  # no CPU backward; no CPU kernel
         for _, _, parent, attribute in list(spec.model.traverse(kernel)):
             setattr(parent, attribute, ScaledDotProductAttention.Config())
-    parallelize = spec.parallelize_fn
+    config.model_spec = dataclasses.replace(spec, parallelize_fn=summing(spec.parallelize_fn))
+
+
+def summing(parallelize: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:
+    """``parallelize`` of either generation, its FSDP modules set to a reduction that gloo has."""
 
     @functools.wraps(parallelize)
     def with_sum_reduction(*args: Any, **kwargs: Any) -> torch.nn.Module:
@@ -134,4 +146,4 @@ def adapt_model(config: Trainer.Config) -> None:
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
         return model
 
-    config.model_spec = dataclasses.replace(spec, parallelize_fn=with_sum_reduction)
+    return with_sum_reduction

@@ -76,9 +76,10 @@ class Job:
         return size
 
 
-def parse_job(args: Sequence[str]) -> Job:
+def parse_job(args: Sequence[str], stock: Mapping[str, Any]) -> Job:
     """The job that the command-line arguments ``args`` (without the program's name) describe.
 
+    ``stock``: recipe keys that follow the installed TorchTitan's own loader where nothing is stated.
     Raises ``ConfigError`` for anything unknown, missing or of the wrong type.
     """
     overrides = parse_overrides(args)
@@ -93,17 +94,21 @@ def parse_job(args: Sequence[str]) -> Job:
         anchored(overrides.pop("zephon", {}), Path.cwd()),
     )
     sections = merged(tables, overrides)
-    check_global_batch_size(sections)
-    return build_job(config_file, sections, zephon)
+    return build_job(config_file, sections, zephon, stock)
 
 
-def build_job(config_file: Path, sections: dict[str, Any], zephon: dict[str, Any]) -> Job:
+def build_job(
+    config_file: Path, sections: dict[str, Any], zephon: dict[str, Any], stock: Mapping[str, Any]
+) -> Job:
     """The ``Job`` of merged ``sections`` and the merged, path-anchored ``[zephon]`` table."""
+    check_global_batch_size(sections)
     for key in zephon:
         if key not in RECIPE_KEYS | RUN_KEYS | JOB_KEYS:
             raise ConfigError(f"zephon.{key}: no such key. {nearest(key, RECIPE_KEYS | RUN_KEYS | JOB_KEYS)}")
     base = recipe_file(zephon["recipe"]) if "recipe" in zephon else {}
     recipe_table = merged(base, {k: v for k, v in zephon.items() if k in RECIPE_KEYS})
+    if recipe_table.get("pack", "wrap") == "wrap":  # the stock loaders have no other packing
+        recipe_table = merged(stock, recipe_table)
     recipe = from_table(Recipe, recipe_table, "zephon")
     check_sources(recipe, base, "zephon")
     return Job(

@@ -1,19 +1,19 @@
 """Everything that can be known to be wrong before a model is built, found before it is built.
 
-What flows in: TorchTitan's finished ``Trainer.Config`` and the world size. What flows out:
-nothing, or a ``ZephonError``. Every rank looks for itself, at the same things, so all stop with
-the same message: layout, sources, a sample of their records, the tokenizer against the model's
-vocabulary, and the checkpoint that is about to be loaded, opened without a process group.
+What flows in: a ``Start``, which each generation fills from its own finished configuration. What
+flows out: the step at which the loader's stream begins, or a ``ZephonError``. Every rank looks for
+itself, at the same things, so all stop with the same message: layout, sources, a sample of their
+records, the tokenizer against the model's vocabulary, and the checkpoint that is about to be
+loaded, opened without a process group.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
-from torchtitan.components.checkpointer import BaseCheckpointManager
-from torchtitan.distributed import ParallelDims
-from torchtitan.trainer import Trainer
+from torchtitan.components.tokenizer import BaseTokenizer
 
 from ..config import RunSettings
 from ..errors import ConfigError, StateError, TokenizerError
@@ -21,83 +21,118 @@ from ..ops.tokenize import check_vocabulary
 from ..plan.layout import Layout
 from ..program import Program
 from ..run.stream import RankStream
-from .checkpoint import complete_steps, latest_step, read_loader_state
-from .loader import ZephonDataLoader, compiled, effective_recipe, layout_for, tokenizer_spec
+from ..state import NEW_STREAM, OLDER_STEP, decode_stream
+from .checkpoint import complete_steps, latest_step, read_loader_state, read_trainer_step
+from .loader import Feed
 
 
-def preflight(config: Trainer.Config, world_size: int) -> None:
-    """Raise ``ZephonError`` if the job cannot run as it is written."""
-    loader = config.dataloader
-    if not isinstance(loader, ZephonDataLoader.Config) or loader.recipe is None:
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """One loader as the trainer is going to build it. Sizes in sequences and tokens."""
+
+    feed: Feed
+    seq_len: int
+    local_batch_size: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Restart:
+    """TorchTitan's checkpoint settings, as far as they decide what is loaded."""
+
+    enable: bool
+    folder: Path
+    load_step: int
+    initial_load_path: str | None
+    initial_load_model_only: bool
+    exclude_from_loading: list[str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """A job about to start. ``local_batch_size``: the trainer's, of which pipeline micro-batches are parts."""
+
+    train: Reading
+    validation: Reading | None
+    local_batch_size: int
+    dp_degree: int
+    hf_assets_path: str
+    tokenizer: Callable[[], BaseTokenizer]
+    vocab_size: int | None
+    restart: Restart
+
+
+def preflight(start: Start) -> int:
+    """Steps the trainer will have done when the loader's stream begins; ``ZephonError`` if the job cannot run."""
+    layout = start.train.feed.layout(start.dp_degree, 0, start.train.local_batch_size)
+    if (share := layout.global_batch_size // layout.dp_degree) % start.local_batch_size:
         raise ConfigError(
-            "the job's data loader is not torchtitan_zephon's; use -m torchtitan_zephon.train with a [zephon] table."
-        )
-    dims = ParallelDims.from_config(config.parallelism, world_size)
-    local = config.parallelism.pipeline_parallel_microbatch_size if dims.pp > 1 else config.training.local_batch_size
-    degree = dims.dp_replicate * dims.dp_shard
-    layout = layout_for(loader, degree, 0, local)
-    if (share := layout.global_batch_size // layout.dp_degree) % config.training.local_batch_size:
-        raise ConfigError(
-            f"training.local_batch_size = {config.training.local_batch_size} does not divide a rank's share of the "
+            f"training.local_batch_size = {start.local_batch_size} does not divide a rank's share of the "
             f"global batch, {share} sequences."
         )
-    program = _program(config, loader)
-    checkpoint = checkpoint_to_load(config)
-    if checkpoint is None:
+    program = _program(start, start.train)
+    first_step = 0
+    if (checkpoint := checkpoint_to_load(start.restart)) is None:
         program.measure()  # tokenises a sample: a wrong field or a broken file shows here
+    elif "dataloader" in start.restart.exclude_from_loading:
+        program.measure()
+        if "train_state" not in start.restart.exclude_from_loading:
+            first_step = read_trainer_step(checkpoint) or 0
     else:
-        check_checkpoint(program, layout, checkpoint)
-    if config.validator.enable and isinstance(config.validator.dataloader, ZephonDataLoader.Config):
-        validation = dataclasses.replace(config.validator.dataloader, infinite=config.validator.steps != -1)
-        layout_for(validation, degree, 0, local)
-        _program(config, validation).measure()
+        check_checkpoint(
+            program, layout, start.train.feed.settings, checkpoint,
+            with_trainer="train_state" not in start.restart.exclude_from_loading,
+        )  # fmt: skip
+    if start.validation:
+        start.validation.feed.layout(start.dp_degree, 0, start.validation.local_batch_size)
+        _program(start, start.validation).measure()
+    return first_step
 
 
-def _program(config: Trainer.Config, loader: ZephonDataLoader.Config) -> Program:
-    assert config.model_spec is not None
+def _program(start: Start, reading: Reading) -> Program:
     try:
-        tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
+        tokenizer = start.tokenizer()
     except Exception as error:
         raise TokenizerError(
-            f"the tokenizer in model.hf_assets_path = {config.hf_assets_path!r} cannot be loaded: {error}. The path "
+            f"the tokenizer in model.hf_assets_path = {start.hf_assets_path!r} cannot be loaded: {error}. The path "
             f"is relative to the working folder, {str(Path.cwd())!r}; it must hold tokenizer.json."
         ) from None
-    recipe = effective_recipe(loader)
-    program = compiled(recipe, config.training.seq_len, tokenizer_spec(tokenizer, recipe))
-    vocab_size = getattr(config.model_spec.model, "vocab_size", None)
-    if vocab_size is not None:
-        check_vocabulary(program.tokenize, vocab_size)
+    program = reading.feed.program(reading.seq_len, tokenizer)
+    if start.vocab_size is not None:
+        check_vocabulary(program.tokenize, start.vocab_size)
     return program
 
 
-def checkpoint_to_load(config: Trainer.Config) -> Path | None:
-    """The checkpoint folder from which TorchTitan is going to load the loader's state, if any."""
-    checkpoint: BaseCheckpointManager.Config = config.checkpoint
-    if not checkpoint.enable or "dataloader" in checkpoint.exclude_from_loading:
+def checkpoint_to_load(restart: Restart) -> Path | None:
+    """The checkpoint folder from which TorchTitan is going to load more than the model, if any."""
+    if not restart.enable:
         return None
-    folder = Path(config.dump_folder) / checkpoint.folder
-    step = latest_step(folder) if checkpoint.load_step == -1 else checkpoint.load_step
+    step = latest_step(restart.folder) if restart.load_step == -1 else restart.load_step
     if step > 0:
-        path = folder / f"step-{step}"
+        path = restart.folder / f"step-{step}"
         if not (path / ".metadata").is_file():
             raise StateError(
-                f"there is no complete checkpoint at {str(path)!r} (checkpoint.load_step = {checkpoint.load_step}); "
-                f"complete there: {complete_steps(folder) or 'none'}."
+                f"there is no complete checkpoint at {str(path)!r} (checkpoint.load_step = {restart.load_step}); "
+                f"complete there: {complete_steps(restart.folder) or 'none'}."
             )
-        return Path(path)
-    if step == -1 and checkpoint.initial_load_path and not checkpoint.initial_load_model_only:
-        initial: str = checkpoint.initial_load_path
-        return Path(initial)
+        return path
+    if not restart.folder.exists() and restart.initial_load_path and not restart.initial_load_model_only:
+        return Path(restart.initial_load_path)
     return None
 
 
-def check_checkpoint(program: Program, layout: Layout, path: Path) -> None:
-    """Raise ``StateError`` unless every lane of ``program`` can go on from the checkpoint at ``path``."""
+def check_checkpoint(
+    program: Program, layout: Layout, settings: RunSettings, path: Path, *, with_trainer: bool = True
+) -> None:
+    """Raise ``StateError`` unless every lane can go on from the checkpoint at ``path``, at the trainer's step."""
     state = read_loader_state(path)
-    RankStream(
-        program,
-        Layout(
-            lanes=layout.lanes, global_batch_size=layout.global_batch_size, local_batch_size=layout.local_batch_size
-        ),
-        RunSettings(),
-    ).load_state_dict(state)
+    alone = dataclasses.replace(layout, dp_degree=1, dp_rank=0)
+    RankStream(program, alone, settings).load_state_dict(state)
+    trainer = read_trainer_step(path) if with_trainer else None
+    stream = decode_stream(state["stream"])
+    if trainer is not None and trainer != stream.first_step + stream.step:
+        began = f", which began behind step {stream.first_step}," if stream.first_step else ""
+        raise StateError(
+            f"the checkpoint at {str(path)!r} has the trainer behind step {trainer} and the data stream{began} behind "
+            f"its step {stream.step}, so they are not of one moment: training on would skip or repeat data. "
+            f"{OLDER_STEP} {NEW_STREAM}"
+        )

@@ -1,108 +1,98 @@
-"""TorchTitan 0.3.0: a ``Job`` becomes a real ``Trainer.Config``, and the stock trainer runs it.
+"""TorchTitan 0.3.0: our data loader as its ``Config`` node, and the stock trainer that runs with it.
 
-What flows in: a ``Job``, whose sections speak 0.2's dialect (``job.py``). What flows out: the
-``Trainer.Config`` that a function of a 0.3.0 ``config_registry`` would return, with our data loader
-in it. 0.3.0 reads no TOML, so the sections are walked along its own dataclasses: every 0.3.0 key
-works under its own name and is checked against its own type. ``MOVED`` and ``FIXED`` are all that
-differs between the dialects; any other key that 0.3.0 lacks is an error, never ignored.
-
-What no section states is the dataclass's default; loss and optimizer, which have no default that
-can train, are those of 0.3.0's own registry functions: chunked cross entropy, AdamW at 8e-4.
+Three ways in, all through the stock ``torchtitan.train``: a TOML job (``run``); a configuration of
+TorchTitan's own registry with our data in it (``config_registry``, ``with_our_data``); an existing
+job's ``--override.imports torchtitan_zephon.titan.v030.data={...}``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import inspect
+import functools
 import os
 import sys
-import typing
-from collections.abc import Iterable, Mapping
-from types import ModuleType, NoneType
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
 
 import torchtitan.train
-from torchtitan.components.checkpoint import CheckpointManager
-from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
-from torchtitan.components.metrics import MetricsProcessor
-from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
-from torchtitan.components.tokenizer import HuggingFaceTokenizer
-from torchtitan.components.validate import Validator
-from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
-from torchtitan.config.override import OverrideConfig, parse_cli_imports
-from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, MemoryBudgetAC, SelectiveAC
-from torchtitan.models import _supported_models
-from torchtitan.models.common.decoder import Decoder
-from torchtitan.protocols.model_spec import ModelSpec
+import tyro
+from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.config.override import derive, override
+from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import init_logger, logger
-from torchtitan.tools.profiler import Profiler
 from torchtitan.trainer import Trainer
 
-from ..config import Recipe, coerce, from_table
-from ..errors import ConfigError, nearest
-from . import cpu, training_began
+from ..config import Recipe, RunSettings, load_recipe
+from ..errors import ConfigError
 from .job import Job
-from .loader import ZephonDataLoader
-from .preflight import preflight
+from .loader import DataMetrics, Feed, StreamLoader
+from .preflight import Reading, Restart, Start, preflight
 
-T = TypeVar("T")
 
-MOVED = {
-    ("job", "print_config"): ("debug", "print_config"),
-    ("job", "save_config_file"): ("debug", "save_config_file"),
-    ("model", "tokenizer_path"): ("model", "hf_assets_path"),
-    ("parallelism", "enable_async_tensor_parallel"): ("compile", "enable_async_tensor_parallel"),
-    ("parallelism", "expert_parallel_comm_backend"): ("model", "moe_comm_backend"),
-    ("activation_checkpoint", "per_op_sac_force_recompute_mm_shapes_by_fqns"): (
-        "activation_checkpoint",
-        "force_recompute_mm_shapes_by_fqns",
-    ),
-}
-"""Keys of 0.2 that 0.3.0 has elsewhere: (section, key) -> (section, key)."""
+class ZephonDataLoader(StreamLoader):
+    """Global batch t is the same bytes in the same order, whatever ``dp_world_size`` is."""
 
-FIXED: dict[tuple[str, str], Any] = {
-    ("model", "converters"): [],
-    ("model", "print_after_conversion"): False,
-    ("optimizer", "early_step_in_backward"): False,
-    ("activation_checkpoint", "selective_ac_option"): "op",
-    ("activation_checkpoint", "early_stop"): False,
-    ("parallelism", "disable_loss_parallel"): False,
-    ("parallelism", "expert_tensor_parallel_degree"): 1,
-    ("parallelism", "context_parallel_rotate_method"): "allgather",
-}
-"""Keys of 0.2 that 0.3.0 no longer has, and the one value of each that it still means."""
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        recipe_file: str = ""
+        """What is read: a data recipe in TOML, such as configs/demo.toml; relative to the working folder."""
 
-REFUSED = {
-    ("training", "dataset"): "name the data in [zephon.sources]",
-    ("training", "dataset_path"): "name the data in [zephon.sources]",
-    ("training", "dataloader"): "the loader's settings are in [zephon]",
-    ("validation", "dataset"): "name the data in [zephon.validation.sources]",
-    ("validation", "dataset_path"): "name the data in [zephon.validation.sources]",
-    ("validation", "dataloader"): "the loader's settings are in [zephon]",
-    ("validation", "local_batch_size"): "0.3.0 validates with training.local_batch_size",
-    ("validation", "seq_len"): "0.3.0 validates with training.seq_len",
-}
-"""Keys that cannot mean anything here, and the way out."""
+        recipe: Annotated[Recipe | None, tyro.conf.Suppress] = None
+        """The same as an object, from a job's [zephon] table."""
 
-GONE = {
-    "quantize": "0.3.0 takes quantization as converters of the model, in Python",
-    "memory_estimation": "0.3.0 has no such mode",
-    "fault_tolerance": "0.3.0's trainer has no TorchFT",
-    "experimental": "0.3.0 has none of its keys",
-}
-"""Sections of 0.2 that 0.3.0 lacks."""
+        settings: RunSettings = RunSettings()
+        """How fast, and what is reported; none of it changes the stream."""
 
-AC_MODES: dict[str, type[ActivationCheckpointing.Config] | None] = {
-    "selective": SelectiveAC.Config,
-    "full": FullAC.Config,
-    "memory_budget": MemoryBudgetAC.Config,
-    "none": None,
-}
+        global_batch_size: int = -1
+        """Copied from training.global_batch_size, which TorchTitan does not pass to a loader."""
+
+        infinite: bool = True
+        """Whether to repeat for ever. The stock validator sets it: False if its steps are -1."""
+
+        first_step: Annotated[int, tyro.conf.Suppress] = 0
+        """Steps the trainer has done when a new stream begins."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dp_world_size: int,
+        dp_rank: int,
+        tokenizer: BaseTokenizer,
+        seq_len: int,
+        local_batch_size: int,
+        snapshot_every_n_steps: int | None = None,
+    ) -> None:
+        super().__init__(
+            feed_of(config),
+            dp_world_size=dp_world_size,
+            dp_rank=dp_rank,
+            tokenizer=tokenizer,
+            seq_len=seq_len,
+            local_batch_size=local_batch_size,
+        )
+
+
+def feed_of(config: ZephonDataLoader.Config) -> Feed:
+    """What a loader with ``config`` reads; ``ConfigError`` if it names no data."""
+    if config.recipe is None and not config.recipe_file:
+        raise ConfigError(
+            "the data loader was given no recipe: name one with --dataloader.recipe_file configs/X.toml (validation: "
+            "--validator.dataloader.recipe_file), or write a [zephon] table with sources in a TOML job."
+        )
+    return Feed(
+        recipe=load_recipe(config.recipe_file) if config.recipe is None else config.recipe,
+        settings=config.settings,
+        global_batch_size=config.global_batch_size,
+        infinite=config.infinite,
+        first_step=config.first_step,
+    )
 
 
 class ZephonTrainer(Trainer):
-    """The stock trainer; it checks the data before it builds a model, and changes nothing else."""
+    """The stock trainer; it checks the data before it builds a model, and logs the loader's figures."""
 
     @dataclasses.dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
@@ -122,17 +112,52 @@ class ZephonTrainer(Trainer):
             return dataclasses.replace(loader, global_batch_size=self.training.global_batch_size)
 
     def __init__(self, config: Config) -> None:
-        preflight(config, int(os.environ["WORLD_SIZE"]))
+        first_step = preflight(start_of(config, int(os.environ["WORLD_SIZE"])))
+        loader: Any = config.dataloader
+        config.dataloader = dataclasses.replace(loader, first_step=first_step)
         super().__init__(config)
+        self.metrics_processor.logger = DataMetrics(self.metrics_processor.logger, self.dataloader)
 
-    def batch_generator(self, data_iterable: Any) -> Any:
-        """The stock generator; its call, after any checkpoint was loaded, ends start-up."""
-        training_began.set()
-        return super().batch_generator(data_iterable)
+
+def start_of(config: Trainer.Config, world_size: int) -> Start:
+    """What the start-up check needs to know of ``config``."""
+    loader, validator = config.dataloader, config.validator
+    if not isinstance(loader, ZephonDataLoader.Config):
+        raise ConfigError(
+            "the job's data loader is not torchtitan_zephon's; use -m torchtitan_zephon.train with a [zephon] table."
+        )
+    assert config.model_spec is not None
+    dims = ParallelDims.from_config(config.parallelism, world_size)
+    local = config.parallelism.pipeline_parallel_microbatch_size if dims.pp > 1 else config.training.local_batch_size
+    reading = functools.partial(Reading, seq_len=config.training.seq_len, local_batch_size=local)
+    validation = None
+    if validator.enable and isinstance(validator.dataloader, ZephonDataLoader.Config):
+        validation = reading(feed=feed_of(dataclasses.replace(validator.dataloader, infinite=validator.steps != -1)))
+    checkpoint = config.checkpoint
+    return Start(
+        train=reading(feed=feed_of(loader)),
+        validation=validation,
+        local_batch_size=config.training.local_batch_size,
+        dp_degree=dims.dp_replicate * dims.dp_shard,
+        hf_assets_path=config.hf_assets_path,
+        tokenizer=lambda: config.tokenizer.build(tokenizer_path=config.hf_assets_path),
+        vocab_size=getattr(config.model_spec.model, "vocab_size", None),
+        restart=Restart(
+            enable=checkpoint.enable,
+            folder=Path(config.dump_folder) / checkpoint.folder,
+            load_step=checkpoint.load_step,
+            initial_load_path=checkpoint.initial_load_path,
+            initial_load_model_only=checkpoint.initial_load_model_only,
+            exclude_from_loading=checkpoint.exclude_from_loading,
+        ),
+    )
 
 
 def run(job: Job, *, on_cpu: bool) -> None:
     """Train as ``torchtitan.train.main`` does. Under torchrun, after ``cpu.activate`` if ``on_cpu``."""
+    from . import cpu
+    from .v030_job import build_config
+
     init_logger()
     config = build_config(job)
     description = job.sections.get("job", {}).get("description")
@@ -152,197 +177,21 @@ def launch(config: Trainer.Config) -> None:
     torchtitan.train.main()
 
 
-def build_config(job: Job) -> ZephonTrainer.Config:
-    """The 0.3.0 configuration that ``job`` means; ``ConfigError`` for what 0.3.0 cannot do."""
-    tables = translated(job.sections)
-    job_table, model_table = tables.pop("job", {}), tables.pop("model", {})
-    check_keys(job_table, ("dump_folder", "description"), "job")
-    paths = {
-        key: coerce(table.pop(key), str, f"{section}.{key}")
-        for section, table, key in (("job", job_table, "dump_folder"), ("model", model_table, "hf_assets_path"))
-        if key in table
-    }
-    spec = model_spec(model_table)
-    loss = CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size)
-    parts: dict[str, Any] = {
-        "optimizer": optimizer(tables.pop("optimizer", {})),
-        "activation_checkpoint": activation_checkpoint(tables.pop("activation_checkpoint", {})),
-        "validator": validator(job, tables.pop("validation", {})),
-        "profiler": filled(Profiler.Config(), tables.pop("profiling", {}), "profiling"),
-        "override": override(tables.pop("override", {})),
-    }
-    defaults = {
-        "loss": ChunkedLossWrapper.Config(loss_fn=loss),
-        "lr_scheduler": LRSchedulersContainer.Config(),
-        "metrics": MetricsProcessor.Config(),
-        "tokenizer": HuggingFaceTokenizer.Config(),
-        "training": TrainingConfig(),
-        "parallelism": ParallelismConfig(),
-        "compile": CompileConfig(),
-        "checkpoint": CheckpointManager.Config(),
-        "comm": CommConfig(),
-        "debug": DebugConfig(),
-    }
-    parts |= {name: filled(default, tables.pop(name, {}), name) for name, default in defaults.items()}
-    assert not tables, f"sections that job.py accepts and nothing maps: {sorted(tables)}"
-    return checked("job", ZephonTrainer.Config, model_spec=spec, dataloader=loader(job, job.recipe), **paths, **parts)
+def with_our_data(config: Trainer.Config) -> ZephonTrainer.Config:
+    """TorchTitan's own configuration ``config`` with our loaders in it, still to be given a recipe."""
+    validator = dataclasses.replace(config.validator, dataloader=ZephonDataLoader.Config())
+    ours: ZephonTrainer.Config = derive(config, ZephonTrainer.Config, dataloader=ZephonDataLoader.Config(), validator=validator)
+    return ours
 
 
-def translated(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """``sections`` in 0.3.0's keys (0.2's section names stay): ``MOVED``, ``FIXED`` and refusals done."""
-    tables: dict[str, dict[str, Any]] = {name: {} for name in sections}
-    for section, table in sections.items():
-        if section in GONE and table:
-            raise ConfigError(f"[{section}] is not in TorchTitan 0.3.0: {GONE[section]}. Remove the section.")
-        if section in GONE:
-            del tables[section]
-        for key, value in table.items():
-            if (section, key) in REFUSED:
-                raise ConfigError(f"{section}.{key} = {value!r} is not used: {REFUSED[section, key]}.")
-            if (section, key) in FIXED:
-                if value != FIXED[section, key]:
-                    raise ConfigError(
-                        f"{section}.{key} = {value!r}: TorchTitan 0.3.0 has no such key; it always "
-                        f"does what {FIXED[section, key]!r} meant in 0.2. Remove the key."
-                    )
-                continue
-            to_section, to_key = MOVED.get((section, key), (section, key))
-            target = tables.setdefault(to_section, {})
-            if (section, key) in MOVED and to_key in sections.get(to_section, {}):
-                raise ConfigError(
-                    f"{section}.{key} is {to_section}.{to_key} in TorchTitan 0.3.0, and both are set; keep one."
-                )
-            target[to_key] = value
-    return tables
+@override(target=BaseDataLoader.Config, fqns=["dataloader"], description="torchtitan_zephon's data loader")
+def data(loader: BaseDataLoader.Config, *, recipe_file: str, global_batch_size: int, **settings: Any) -> Any:
+    """``--override.imports`` entry: reads ``recipe_file`` in steps of ``global_batch_size`` sequences.
 
-
-def loader(job: Job, recipe: Recipe, **settings: Any) -> ZephonDataLoader.Config:
-    """The configuration of a loader of ``recipe``, with the job's run settings except ``settings``."""
-    run_settings = dataclasses.replace(job.settings, **settings)
-    return ZephonDataLoader.Config(recipe=recipe, settings=run_settings, global_batch_size=job.global_batch_size)
-
-
-def validator(job: Job, table: Mapping[str, Any]) -> Validator.Config:
-    """The stock validator, reading the job's validation recipe. It writes no batch ledger."""
-    data = {} if job.validation is None else {"dataloader": loader(job, job.validation, ledger=None)}
-    return filled(Validator.Config(**data), table, "validation")
-
-
-def override(table: Mapping[str, Any]) -> OverrideConfig:
-    """``[override]``: its ``imports`` as on 0.3.0's command line, ``module.function[={json}]``."""
-    check_keys(table, ("imports",), "override")
-    imports = table.get("imports", [])
-    words = coerce([imports] if isinstance(imports, str) else imports, list[str], "override.imports")
-    return OverrideConfig(imports=checked("override", parse_cli_imports, words))
-
-
-def model_spec(table: Mapping[str, Any]) -> ModelSpec:
-    """The model ``[model]`` names; its other keys are arguments of the model's ``model_registry``."""
-    arguments = {"name": "llama3", "flavor": "debugmodel", **table}
-    name = coerce(arguments.pop("name"), str, "model.name")
-    flavor = coerce(arguments.pop("flavor"), str, "model.flavor")
-    if name not in _supported_models:
-        raise ConfigError(
-            f"model.name = {name!r}: TorchTitan 0.3.0 has no such model. {nearest(name, _supported_models)}"
-        )
-    module = importlib.import_module(f"torchtitan.models.{name}")
-    registry = module.model_registry
-    hints = typing.get_type_hints(registry)
-    known = [k for k in inspect.signature(registry).parameters if k not in ("flavor", "converters")]
-    check_keys(arguments, ("name", "flavor", "hf_assets_path", *known), "model")
-    arguments = {k: coerce(v, hints[k], f"model.{k}") for k, v in arguments.items()}
-    flavors = next(v for k, v in vars(module).items() if k.endswith("_configs") and isinstance(v, dict))
-    if flavor not in flavors:
-        raise ConfigError(f"model.flavor = {flavor!r}: {name} has no such flavor. {nearest(flavor, flavors)}")
-    spec: ModelSpec = checked("model", registry, flavor, **arguments)
-    if not isinstance(spec.model, Decoder.Config):
-        raise ConfigError(f"model.name = {name!r} does not read text; this loader feeds token sequences.")
-    return spec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Adam:
-    """0.2's ``[optimizer]``: one Adam for all parameters, which 0.3.0 calls a parameter group."""
-
-    name: Literal["AdamW", "Adam"] = "AdamW"
-    lr: float = 8e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-
-
-def optimizer(table: Mapping[str, Any]) -> OptimizersContainer.Config:
-    """``[optimizer]``: 0.2's short keys, or 0.3.0's ``param_groups``, not both."""
-    short_keys = [f.name for f in dataclasses.fields(Adam)]
-    own_keys = [f.name for f in dataclasses.fields(OptimizersContainer.Config)]
-    check_keys(table, (*short_keys, *own_keys), "optimizer")
-    short = {k: v for k, v in table.items() if k in short_keys}
-    own = {k: v for k, v in table.items() if k in own_keys}
-    if short and "param_groups" in own:
-        raise ConfigError(
-            f"optimizer.param_groups is set beside {', '.join(short)}; each group states its "
-            "own optimizer_kwargs, so keep one of the two forms."
-        )
-    adam = from_table(Adam, short, "optimizer")
-    kwargs = {"lr": adam.lr, "betas": (adam.beta1, adam.beta2), "eps": adam.eps, "weight_decay": adam.weight_decay}
-    group = ParamGroupConfig(pattern=r".*", optimizer_name=adam.name, optimizer_kwargs=kwargs)
-    return filled(OptimizersContainer.Config(param_groups=[group]), own, "optimizer")
-
-
-def activation_checkpoint(table: Mapping[str, Any]) -> ActivationCheckpointing.Config | None:
-    """``[activation_checkpoint]``: ``mode`` chooses one of 0.3.0's policies, the rest are its fields."""
-    settings = dict(table)
-    mode = coerce(settings.pop("mode", "selective"), Literal[*AC_MODES], "activation_checkpoint.mode")
-    policy = AC_MODES[mode]
-    if policy is None:
-        check_keys(settings, (), "activation_checkpoint", " with mode = 'none'")
-        return None
-    check_keys(
-        settings, [f.name for f in dataclasses.fields(policy)], "activation_checkpoint", f" with mode = {mode!r}"
-    )
-    return filled(policy(), settings, "activation_checkpoint")
-
-
-def filled(default: T, table: Mapping[str, Any], where: str) -> T:
-    """A copy of TorchTitan's configuration ``default`` with the keys of ``table`` set, at every depth.
-
-    Raises ``ConfigError`` for an unknown key, a value of another type, or one TorchTitan refuses.
+    ``settings``: workers, ledger and the other run settings. TorchTitan tells an override nothing of
+    the job, so ``global_batch_size`` must be training.global_batch_size, and what ``ZephonTrainer``
+    checks before a model is built comes out when the loader is built or loads its state.
     """
-    hints = typing.get_type_hints(type(default))
-    check_keys(table, [f.name for f in dataclasses.fields(default)], where)  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        current, place = getattr(default, key), f"{where}.{key}"
-        if dataclasses.is_dataclass(current) and isinstance(value, Mapping):
-            values[key] = filled(current, value, place)
-        else:
-            values[key] = coerce(spelled(value, hints[key]), hints[key], place)
-    result: T = checked(where, dataclasses.replace, default, **values)
-    return result
-
-
-def spelled(value: Any, hint: Any) -> Any:
-    """``value`` with TorchTitan's own spellings read: ``"a,b"`` is a list, ``"None"`` is None."""
-    if hint == list[str] and isinstance(value, str):
-        return value.split(",")
-    if value == "None" and NoneType in typing.get_args(hint):
-        return None
-    return value
-
-
-def check_keys(table: Iterable[str], known: Iterable[str], where: str, when: str = "") -> None:
-    """Raise ``ConfigError`` for the first key that TorchTitan 0.3.0 does not know."""
-    known = [key for key in known if not key.startswith("_")]
-    for key in table:
-        if key not in known:
-            hint = nearest(key, known) if known else ""
-            raise ConfigError(f"{where}.{key}: TorchTitan 0.3.0 has no such key{when}. {hint}".rstrip())
-
-
-def checked(where: str, build: typing.Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """``build(...)``, with TorchTitan's own refusal of the values as a ``ConfigError``."""
-    try:
-        return build(*args, **kwargs)
-    except (ValueError, AssertionError, TypeError, NotImplementedError) as error:
-        raise ConfigError(f"[{where}]: TorchTitan refuses it: {error}") from error
+    return ZephonDataLoader.Config(
+        recipe_file=recipe_file, global_batch_size=global_batch_size, settings=RunSettings(**settings)
+    )

@@ -1,0 +1,330 @@
+"""TorchTitan 0.2.2: our data loader through its ``TrainSpec``, in its stock entry point and in ours.
+
+Stock: a job file names this module twice, and ``torchtitan.train`` does the rest:
+
+    [job]
+    custom_config_module = "torchtitan_zephon.titan.v022"   # gives the job a [zephon] table
+    [experimental]
+    custom_import = "torchtitan_zephon.titan.v022"          # gives every model our data loader
+
+Importing this module registers a ``TrainSpec`` for every text model that TorchTitan ships: its own,
+with the builders of data loader, validator and metrics exchanged (``with_our_data``, also for a
+model of your own). Ours: ``run`` trains a ``Job`` the same way, its sections mapped strictly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import os
+import typing
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchtitan.components.metrics import build_metrics_processor
+from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.components.validate import BaseValidator, Validator
+from torchtitan.config import JobConfig as StockJobConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.hf_datasets.text_datasets import build_text_dataloader
+from torchtitan.models import _supported_models
+from torchtitan.protocols.train_spec import TrainSpec, get_train_spec, register_train_spec
+from torchtitan.tools.logging import init_logger
+from torchtitan.tools.utils import device_type
+from torchtitan.train import Trainer
+
+from ..config import Recipe, RunSettings
+from ..errors import ConfigError, TokenizerError, nearest
+from . import STOCK, cpu
+from .job import Job, anchored, build_job
+from .loader import DataMetrics, Feed, StreamLoader
+from .preflight import Reading, Restart, Start, preflight
+from .tables import filled
+
+STATED: dict[str, Any] = {
+    **{k: v for cls in (Recipe, RunSettings) for k, v in typing.get_type_hints(cls).items()},
+    "sources": dict[str, Any],
+    "ledger": bool,
+    "recipe": str,
+    "device": str,
+    "validation": dict[str, Any],
+}
+"""The keys of a ``[zephon]`` table and their types."""
+
+Zephon = dataclasses.make_dataclass(
+    "Zephon", [(k, hint | None, dataclasses.field(default=None)) for k, hint in STATED.items()]
+)
+"""The ``[zephon]`` table as TorchTitan parses it; None is what the job does not state."""
+
+
+@dataclasses.dataclass
+class JobConfig(StockJobConfig):
+    """What ``job.custom_config_module`` adds to TorchTitan's own."""
+
+    zephon: Zephon = dataclasses.field(default_factory=Zephon)  # type: ignore[valid-type]
+
+
+class ZephonDataLoader(StreamLoader):
+    """Global batch t is the same bytes in the same order, whatever ``dp_world_size`` is."""
+
+    columns = ("input",)  # 0.2.2's own loader gives no positions: its models find borders by the EOS token
+
+
+class ZephonValidator(Validator):
+    """The stock validator on our validation recipe, which it reads from the start every time."""
+
+    def __init__(
+        self, job_config: Any, dp_world_size: int, dp_rank: int, tokenizer: BaseTokenizer, *, loss_fn: Any,
+        parallel_dims: Any, validation_context: Any, maybe_enable_amp: Any, metrics_processor: Any,
+        pp_schedule: Any = None, pp_has_first_stage: bool | None = None, pp_has_last_stage: bool | None = None,
+    ) -> None:  # fmt: skip
+        # Not super(): that opens the stock validation set, from the hub.
+        BaseValidator.__init__(self, job_config)
+        self.tokenizer, self.parallel_dims, self.loss_fn = tokenizer, parallel_dims, loss_fn
+        self.validation_context, self.maybe_enable_amp = validation_context, maybe_enable_amp
+        self.metrics_processor = metrics_processor
+        self.pp_schedule, self.pp_has_first_stage, self.pp_has_last_stage = (
+            pp_schedule, pp_has_first_stage, pp_has_last_stage,
+        )  # fmt: skip
+        reading = validation_of(job_of(job_config), job_config)
+        assert reading is not None
+        self._loader = functools.partial(
+            ZephonDataLoader, reading.feed, dp_world_size=dp_world_size, dp_rank=dp_rank, tokenizer=tokenizer,
+            seq_len=reading.seq_len, local_batch_size=reading.local_batch_size,
+        )  # fmt: skip
+
+    def validate(self, model_parts: Any, step: int) -> None:
+        """One pass, or ``validation.steps`` local batches a rank, from the beginning of the set."""
+        self.validation_dataloader = self._loader()
+        super().validate(model_parts, step)
+        self.validation_dataloader.stream.close()
+
+
+def with_our_data(spec: TrainSpec) -> TrainSpec:
+    """``spec`` with our builders of data loader, validator and metrics processor."""
+    loader: list[ZephonDataLoader] = []
+
+    def build_dataloader(
+        dp_world_size: int, dp_rank: int, tokenizer: BaseTokenizer, job_config: Any
+    ) -> ZephonDataLoader:
+        job = job_of(job_config)
+        first_step = getattr(job_config, "zephon_first_step", None)
+        if first_step is None:  # the stock entry point
+            first_step = preflight(start_of(job, job_config, spec, dp_world_size, lambda: tokenizer))
+        built = ZephonDataLoader(
+            dataclasses.replace(feed_of(job), first_step=first_step),
+            dp_world_size=dp_world_size,
+            dp_rank=dp_rank,
+            tokenizer=tokenizer,
+            seq_len=job_config.training.seq_len,
+            local_batch_size=job_config.training.local_batch_size,
+        )
+        loader[:] = [built]
+        return built
+
+    def build_metrics(*args: Any, **kwargs: Any) -> Any:
+        processor = (spec.build_metrics_processor_fn or build_metrics_processor)(*args, **kwargs)
+        processor.logger = DataMetrics(processor.logger, loader[0])
+        return processor
+
+    return dataclasses.replace(
+        spec,
+        parallelize_fn=cpu.summing(spec.parallelize_fn) if device_type == "cpu" else spec.parallelize_fn,
+        build_dataloader_fn=build_dataloader,
+        build_validator_fn=spec.build_validator_fn and ZephonValidator,
+        build_metrics_processor_fn=build_metrics,
+    )
+
+
+def register() -> dict[str, TrainSpec]:
+    """Register our variant of every model that TorchTitan ships; returns those that read text."""
+    text: dict[str, TrainSpec] = {}
+    for name in sorted(_supported_models):
+        try:
+            spec = get_train_spec(name)
+        except ImportError:  # needs a package that is not installed, so it could not be trained either
+            continue
+        if spec.build_dataloader_fn is build_text_dataloader:
+            text[name] = with_our_data(spec)
+            register_train_spec(name, text[name])
+        else:
+            register_train_spec(name, dataclasses.replace(spec, build_dataloader_fn=_no_text))
+    return text
+
+
+def _no_text(*, job_config: Any, **arguments: Any) -> Any:
+    raise ConfigError(f"model.name = {job_config.model.name!r} does not read text; this loader feeds token sequences.")
+
+
+SPECS = register()
+
+
+# ---- a job as 0.2.2 has parsed it, or ours
+
+
+def job_of(config: Any) -> Job:
+    """The data side of a 0.2.2 configuration: what its ``[zephon]`` table means."""
+    if isinstance(job := getattr(config, "zephon_job", None), Job):
+        return job
+    table = getattr(config, "zephon", None)
+    if not isinstance(table, Zephon):
+        raise ConfigError(
+            "the job has no [zephon] table that TorchTitan knows of: set job.custom_config_module = "
+            f"{__name__!r}, beside experimental.custom_import."
+        )
+    stated = {k: v for k, v in vars(table).items() if v is not None}
+    file = Path(config.job.config_file or "job.toml")
+    sections = {k: v for k, v in dataclasses.asdict(config).items() if k != "zephon"}
+    config.zephon_job = build_job(file, sections, anchored(stated, file.resolve().parent), STOCK["0.2.2"])
+    found: Job = config.zephon_job
+    return found
+
+
+def feed_of(job: Job) -> Feed:
+    """What the training loader of ``job`` reads."""
+    return Feed(recipe=job.recipe, settings=job.settings, global_batch_size=job.global_batch_size)
+
+
+def validation_of(job: Job, config: Any) -> Reading | None:
+    """What the validator of ``job`` reads, if it is enabled. It writes no batch ledger."""
+    if not config.validation.enable or job.validation is None:
+        return None
+    feed = dataclasses.replace(
+        feed_of(job),
+        recipe=job.validation,
+        settings=dataclasses.replace(job.settings, ledger=None),
+        infinite=config.validation.steps != -1,
+    )
+    return Reading(
+        feed=feed, seq_len=config.validation.seq_len, local_batch_size=config.validation.local_batch_size
+    )
+
+
+def start_of(job: Job, config: Any, spec: TrainSpec, dp_degree: int, tokenizer: typing.Callable[[], Any]) -> Start:
+    """What the start-up check needs to know; ``ConfigError`` for a model that cannot see borders."""
+    args: Any = spec.model_args.get(config.model.flavor)
+    if args is None:
+        raise ConfigError(
+            f"model.flavor = {config.model.flavor!r}: {config.model.name} has no such flavor. "
+            f"{nearest(config.model.flavor, spec.model_args)}"
+        )
+    if getattr(args, "attn_mask_type", "causal") == "block_causal" and job.recipe.label_shift == "document":
+        raise ConfigError(
+            f"zephon.label_shift = 'document' leaves the EOS token out of the inputs, by which {config.model.name} "
+            f"{config.model.flavor} of TorchTitan 0.2.2 finds the borders between documents, so its attention would "
+            "cross them. Use label_shift = 'sequence', or a flavor with plain causal attention."
+        )
+    checkpoint = config.checkpoint
+    return Start(
+        train=Reading(
+            feed=feed_of(job), seq_len=config.training.seq_len, local_batch_size=config.training.local_batch_size
+        ),
+        validation=validation_of(job, config),
+        local_batch_size=config.training.local_batch_size,
+        dp_degree=dp_degree,
+        hf_assets_path=config.model.hf_assets_path,
+        tokenizer=tokenizer,
+        vocab_size=getattr(args, "vocab_size", None),
+        restart=Restart(
+            enable=checkpoint.enable,
+            folder=Path(config.job.dump_folder) / checkpoint.folder,
+            load_step=checkpoint.load_step,
+            initial_load_path=checkpoint.initial_load_path,
+            initial_load_model_only=checkpoint.initial_load_model_only,
+            exclude_from_loading=checkpoint.exclude_from_loading,
+        ),
+    )
+
+
+# ---- our entry point
+
+
+def run(job: Job, *, on_cpu: bool) -> None:
+    """Train as ``torchtitan.train.main`` does. Under torchrun, after ``cpu.activate`` if ``on_cpu``."""
+    config: Any = build_config(job)
+    spec = spec_of(config)
+    dims = parallel_dims(config, int(os.environ["WORLD_SIZE"]))
+    build_tokenizer = spec.build_tokenizer_fn
+    if build_tokenizer is None:
+        raise TokenizerError(f"model.name = {config.model.name!r} has no tokenizer, so it cannot be fed text.")
+    degree = dims.dp_replicate * dims.dp_shard
+    config.zephon_job = job
+    config.zephon_first_step = preflight(
+        start_of(job, config, spec, degree, functools.partial(build_tokenizer, config))
+    )
+    train(config)
+
+
+def train(config: Any) -> None:
+    """``torchtitan.train.main`` without its parser, which takes no configuration but the command line's."""
+    init_logger()
+    trainer = Trainer(config)
+    try:
+        if config.checkpoint.create_seed_checkpoint:
+            if int(os.environ["WORLD_SIZE"]) != 1 or not config.checkpoint.enable:
+                raise ConfigError("checkpoint.create_seed_checkpoint needs one process and checkpoint.enable = true.")
+            trainer.checkpointer.save(curr_step=0, last_step=True)
+        else:
+            trainer.train()
+    finally:
+        trainer.close()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def build_config(job: Job) -> StockJobConfig:
+    """The 0.2.2 configuration that ``job`` means; ``ConfigError`` for what 0.2.2 cannot do."""
+    known = {f.name for f in dataclasses.fields(StockJobConfig)}
+    for section, table in job.sections.items():
+        if section not in known and table:
+            raise ConfigError(f"[{section}] is not in TorchTitan 0.2.2. Remove the section.")
+    config = StockJobConfig()
+    for section, table in job.sections.items():
+        if section in known:
+            setattr(config, section, filled(getattr(config, section), table, section))
+    stated = job.sections.get("validation", {})
+    for key in ("seq_len", "local_batch_size"):  # as in 0.3.0, where they cannot differ
+        if key not in stated:
+            setattr(config.validation, key, getattr(config.training, key))
+    config.model.hf_assets_path = config.model.tokenizer_path or config.model.hf_assets_path
+    config.model.tokenizer_path = None
+    return config
+
+
+def spec_of(config: StockJobConfig) -> TrainSpec:
+    """The ``TrainSpec`` of the job's model, which must be one with our data loader."""
+    if config.experimental.custom_import:
+        importlib.import_module(config.experimental.custom_import)
+    try:
+        spec = get_train_spec(config.model.name)
+    except ValueError:
+        raise ConfigError(
+            f"model.name = {config.model.name!r}: TorchTitan 0.2.2 has no such model. "
+            f"{nearest(config.model.name, _supported_models)}"
+        ) from None
+    if not getattr(spec.build_dataloader_fn, "__module__", "") == __name__:
+        raise ConfigError(
+            f"the TrainSpec of model.name = {config.model.name!r} has a data loader of its own; register "
+            f"{__name__}.with_our_data(spec) instead of the spec."
+        )
+    return spec
+
+
+def parallel_dims(config: StockJobConfig, world_size: int) -> ParallelDims:
+    """The mesh sizes of a job; ``ConfigError`` if they do not multiply to ``world_size``."""
+    p = config.parallelism
+    try:
+        return ParallelDims(
+            dp_shard=p.data_parallel_shard_degree,
+            dp_replicate=p.data_parallel_replicate_degree,
+            cp=p.context_parallel_degree,
+            tp=p.tensor_parallel_degree,
+            pp=p.pipeline_parallel_degree,
+            ep=p.expert_parallel_degree,
+            etp=p.expert_tensor_parallel_degree,
+            world_size=world_size,
+        )
+    except AssertionError as error:
+        raise ConfigError(f"[parallelism]: TorchTitan refuses it on {world_size} processes: {error}") from None
