@@ -28,3 +28,7 @@ def sources(tmp_path: Path) -> dict[str, Path]:
         for k in range(2):
             write_jsonl(tmp_path / name / f"{k}.jsonl", texts_of(80, first=1000 * k + len(name)))
     return {"news": tmp_path / "news", "wiki": tmp_path / "wiki"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=3, help="how often tests/titan/test_kill.py kills the trainer")

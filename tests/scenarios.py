@@ -104,6 +104,7 @@ def small_pipeline(
     local_batch_size: int = 2,
     seq_len: int = SEQ_LEN,
     algorithm: Any = "wrap",
+    label_shift: Any = "document",
     buffer_size: int = 8,
     flush_every_sequences: int = 12,
     workers: int = 2,
@@ -123,7 +124,7 @@ def small_pipeline(
     return (
         Pipeline(source)
         .tokenize(tokenizer_id=str(tokenizer or tokenizer_folder()), parallelism=workers)
-        .pack_flat(max_length=seq_len, algorithm=algorithm)
+        .pack_flat(max_length=seq_len, algorithm=algorithm, label_shift=label_shift)
         .shuffle(buffer_size=buffer_size)
         .batch(microbatch_size=local_batch_size)
         .options(lanes=lanes, global_batch_size=global_batch_size, flush_every_sequences=flush_every_sequences)

@@ -34,13 +34,18 @@ ALLOWED: dict[str, set[str]] = {
     "run": {"run", "config", "plan", "program", "lane", "ledger", "state", "records", "errors"},
     "pipeline": {"config", "plan", "ops", "read", "program", "run", "records", "errors"},
     "__init__": {"config", "pipeline", "run", "records", "errors"},
+    "metrics": {"run", "records"},
+    # The module that stock TorchTitan 0.3.0 looks for in a package of configurations.
+    "config_registry": {"titan"},
     "reference": {"config"},
     # A checkpoint is read through torch, and only where one is compared.
     "verify": {"ledger", "state", "errors", "titan.checkpoint"},
-    "cli": {"config", "program", "ops", "ledger", "verify", "errors", "titan"},
+    # A job is checked against TorchTitan where it is installed; a checkpoint is read through torch.
+    "check": {"check", "config", "plan.layout", "ops", "program", "run", "state", "errors", "titan"},
+    "cli": {"check", "config", "program", "ops", "ledger", "verify", "errors", "titan"},
     "torch_dataset": {"pipeline", "run", "errors"},
     "train": {"titan", "errors"},
-    "titan": {"titan", "config", "plan", "ops", "program", "run", "state", "records", "errors"},
+    "titan": {"titan", "metrics", "config", "plan", "ops", "program", "run", "state", "records", "errors"},
 }
 TORCH = {"torch", "torchtitan", "torchdata", "tyro", "spmd_types"}
 # `torch_dataset` is the adapter for torch without TorchTitan; `__init__` does not import it.
@@ -51,7 +56,12 @@ IMPURE_MODULES = {"random", "time", "datetime", "secrets", "uuid", "threading", 
 # file or function or class: its number today
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
-MANY_PARAMETERS: dict[str, int] = {"config.Recipe": 15, "records.Balance": 9}
+MANY_PARAMETERS: dict[str, int] = {
+    "config.Recipe": 16,
+    "lane.LaneProgram": 9,
+    "records.Balance": 9,
+    "titan.v022.ZephonValidator": 12,  # what TorchTitan 0.2.2 calls its validator with
+}
 
 
 def sources() -> dict[str, str]:
@@ -265,7 +275,7 @@ def test_importing_the_package_is_quick_and_brings_no_torch() -> None:
     assert time.monotonic() - begin < 10  # about 0.3 s, nearly all of it numpy and pyarrow
 
 
-@pytest.mark.parametrize("module", ["cli", "verify", "ledger", "reference", "titan.job"])
+@pytest.mark.parametrize("module", ["cli", "check", "verify", "ledger", "reference", "titan.job"])
 def test_the_commands_load_without_torch(module: str) -> None:
     script = f"import sys, {PACKAGE}.{module}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)

@@ -74,6 +74,7 @@ ONE_CHANGE: dict[str, tuple[Any, str]] = {
     "lanes": (8, "lanes"),
     "seed": (8, "seed"),
     "pack": ("first_fit", "pack"),
+    "label_shift": ("sequence", "label_shift"),
     "shuffle_chunks": (False, "shuffle_chunks"),
     "shuffle_records": (False, "shuffle_records"),
     "shuffle_buffer_sequences": (9, "shuffle_buffer_sequences"),
@@ -185,12 +186,12 @@ def edited(state: dict[str, Any], lane: int, **changes: Any) -> dict[str, Any]:
         (lambda s: edited(s, 1, raw=s["lane"]["00002"]), "says it belongs to lane 2"),
         (lambda s: edited(s, 1, raw=7), "is a int, not bytes"),
         (
-            lambda s: {**s, "stream": s["stream"].replace(b'"format":1', b'"format":9')},
-            "has format 9; .* formats up to 1",
+            lambda s: {**s, "stream": s["stream"].replace(b'"format":2', b'"format":9')},
+            "the loader state has format 9; .* reads format 2",
         ),
         (
-            lambda s: edited(s, 1, raw=s["lane"]["00001"].replace(b'"format":1', b'"format":2')),
-            "the state of lane 1 has format 2; .* formats up to 1",
+            lambda s: edited(s, 1, raw=s["lane"]["00001"].replace(b'"format":2', b'"format":1')),
+            "the state of lane 1 has format 1; .* reads format 2",
         ),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "lanes": 8,
         "seed": 7,
         "pack": "first_fit",
+        "label_shift": "sequence",
         "shuffle_chunks": False,
         "shuffle_records": False,
         "shuffle_buffer_sequences": 0,
@@ -33,7 +35,13 @@ OTHER: dict[type, dict[str, Any]] = {
         "add_eos": False,
         "special_tokens_in_text": "parse",
     },
-    RunSettings: {"workers": 5, "prefetch_bytes": 1000, "ledger": "out"},
+    RunSettings: {
+        "workers": 5,
+        "prefetch_bytes": 1000,
+        "shared_lanes": True,
+        "allow_changes": ["global_batch_size"],
+        "ledger": "out",
+    },
     SourceConfig: {"path": "a.jsonl", "weight": 2.5, "field": "content"},
 }
 KEYS = [(cls, field.name) for cls in OTHER for field in dataclasses.fields(cls)]
@@ -82,6 +90,7 @@ def wrong_values(cls: type, key: str) -> list[Any]:
         float: ["1", True, None, []],
         str: [1, True, ["a"], {}],
         dict: [1, "wiki", ["wiki"]],
+        list: [1, "global_batch_size", None, {"global_batch_size": True}],
     }
     return kinds[type(value)]
 
@@ -128,16 +137,50 @@ def test_a_sequence_length_under_two_is_refused(value: int, tmp_path: Path) -> N
         pipeline.explain()
 
 
-@pytest.mark.parametrize("key", ["pack", "special_tokens_in_text"])
+CHOICES = {
+    "pack": "'wrap', 'first_fit'",
+    "label_shift": "'document', 'sequence'",
+    "special_tokens_in_text": "'plain', 'parse'",
+}
+
+
+@pytest.mark.parametrize("key", CHOICES)
 def test_a_choice_that_is_none_is_refused_with_all_there_are(key: str) -> None:
-    allowed = {"pack": "'wrap', 'first_fit'", "special_tokens_in_text": "'plain', 'parse'"}[key]
-    with pytest.raises(ConfigError, match=rf"job\.{key} = 'warp': not one of {allowed}\."):
+    with pytest.raises(ConfigError, match=rf"job\.{key} = 'warp': not one of {CHOICES[key]}\."):
         from_table(Recipe, {key: "warp"}, "job")
+
+
+@pytest.mark.parametrize("names", [["lanes"], ["global_batch_size", "seed"], ["global_batch_sizes"], [1], [["lanes"]]])
+def test_a_change_that_cannot_be_allowed_is_refused_with_those_that_can(names: list[Any]) -> None:
+    place = rf"allow_changes\[{len(names) - 1}\] = {re.escape(repr(names[-1]))}: not one of 'global_batch_size'\."
+    with pytest.raises(ConfigError, match=rf"^job\.{place}"):
+        from_table(RunSettings, {"allow_changes": names}, "job")
+    with pytest.raises(ConfigError, match=place):
+        RunSettings(allow_changes=names)
+
+
+def test_labels_across_documents_that_first_fit_put_side_by_side_are_refused(tmp_path: Path) -> None:
+    clash = {"pack": "first_fit", "label_shift": "sequence"}
+    pipeline = small_pipeline({"a": write_jsonl(tmp_path / "a.jsonl", ["one"])})
+    for make in (
+        lambda: Recipe(**clash),
+        lambda: from_table(Recipe, clash, "job"),
+        lambda: pipeline.pack_flat(max_length=32, algorithm="first_fit", label_shift="sequence"),
+    ):
+        with pytest.raises(ConfigError, match=r"use label_shift = 'document', or pack = 'wrap'"):
+            make()
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"pack": "warp"}, {"special_tokens_in_text": "pars"}, {"lanes": "8"}, {"lanes": 2.5}, {"repeat": "no"}],
+    [
+        {"pack": "warp"},
+        {"label_shift": "row"},
+        {"special_tokens_in_text": "pars"},
+        {"lanes": "8"},
+        {"lanes": 2.5},
+        {"repeat": "no"},
+    ],
     ids=str,
 )
 def test_a_recipe_made_in_python_is_as_strict_as_one_from_a_table(wrong: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios import corpus, rank_steps, small_pipeline, text_of, texts_of, write_jsonl
+from tests.scenarios import corpus, rank_steps, small_pipeline, text_of, texts_of, tokenizer_folder, write_jsonl
 from torchtitan_zephon import Batch, Pipeline, RankStream
 from torchtitan_zephon.records import Balance
 
@@ -75,6 +75,63 @@ def test_a_finite_pass_gives_every_record_exactly_once_on_ranks_in_step(tmp_path
     assert "0 not delivered" in str(total)
 
 
+@pytest.mark.parametrize(("degree", "shared"), [(1, False), (2, False), (4, False), (8, False), (1, True), (16, True)])
+def test_a_finite_pass_with_labels_across_documents_uses_every_token_once(
+    tmp_path: Path, degree: int, shared: bool
+) -> None:
+    def make() -> Pipeline:
+        options: dict[str, Any] = {"lanes": 8, "global_batch_size": 16, "local_batch_size": 1, "buffer_size": 0}
+        pipeline = small_pipeline(corpus(tmp_path / "data"), label_shift="sequence", repeat=False, **options)
+        return pipeline.options(shared_lanes=shared)
+
+    taken, ranks = whole_pass(make(), degree)
+    assert len({len(steps) for steps in taken}) == 1
+    streams: list[list[int]] = [[] for _ in range(8)]
+    for step in range(len(taken[0])):
+        rows = [(b, s) for rank in taken for b in rank[step] for s in b.sequences]
+        for i, (batch, sequence) in enumerate(rows):
+            if n := sequence.filled:  # a row and its last label are neighbours in the lane
+                streams[i // 2] += [*batch.input[0, :n].tolist(), int(batch.labels[0, n - 1])]
+                assert (batch.labels[0, : n - 1] == batch.input[0, 1:n]).all()
+    whole = [stream + [END] * (stream[-1] != END) for stream in streams]  # a single last token has no label
+    found = [document for stream in whole for document in split(stream)]
+    assert Counter(found) == Counter(map(tuple, tokens_of(make()).values()))
+    total = Balance()
+    for rank in ranks:
+        total.add(rank.balance)
+        assert rank.balance.tokens_in == rank.balance.tokens_out + rank.balance.last_tokens
+    assert total.padded + total.tokens_out == 32 * total.sequences
+    if degree <= 8:  # else lanes are shared and counted by each of their ranks
+        assert total.tokens_in == sum(map(len, found)) + len(found)
+        assert total.last_tokens == total.tokens_in - total.tokens_out
+
+
+def split(stream: list[int]) -> list[tuple[int, ...]]:
+    """The documents of a stream of tokens, without their BOS, which is 0."""
+    text = [i for i, token in enumerate(stream) if token == 0]
+    assert text[0] == 0
+    return [tuple(stream[a + 1 : b]) for a, b in zip(text, [*text[1:], len(stream)], strict=True)]
+
+
+@pytest.mark.parametrize("texts", [["a"], ["a"] * 200, ["", "a", ""] * 60, [*texts_of(3), *["a"] * 90, ""]], ids=len)
+def test_one_token_and_empty_documents_make_rows_where_labels_go_across(tmp_path: Path, texts: list[str]) -> None:
+    path = write_jsonl(tmp_path / "s.jsonl", texts)
+    options: dict[str, Any] = {"lanes": 2, "global_batch_size": 4, "buffer_size": 0, "label_shift": "sequence"}
+    pipeline = small_pipeline({"s": path}, repeat=False, **options)
+    pipeline = pipeline.tokenize(tokenizer_id=str(tokenizer_folder()), add_bos=False, add_eos=False)
+    taken, ranks = whole_pass(pipeline, 2)
+    total = Balance()
+    for rank in ranks:
+        total.add(rank.balance)
+    assert (total.records, total.empty) == (len(texts), texts.count(""))
+    assert total.tokens_in == total.tokens_out + total.last_tokens >= len(texts) - texts.count("")
+    assert total.tokens_out == sum(s.filled for rank in taken for step in rank for b in step for s in b.sequences)
+    for batch in (b for rank in taken for step in rank for b in step):
+        for row, sequence in enumerate(batch.sequences):
+            restarts = [piece[0] for piece in sequence.pieces.tolist()]
+            assert [i for i in range(sequence.filled) if batch.positions[row, i] == 0] == restarts
+
+
 def test_shuffling_a_finite_pass_loses_and_doubles_nothing(tmp_path: Path) -> None:
     plain, _ = whole_pass(small_pipeline(corpus(tmp_path), repeat=False, buffer_size=0), 1)
     mixed, _ = whole_pass(small_pipeline(corpus(tmp_path), repeat=False, buffer_size=16), 2)
@@ -113,6 +170,16 @@ def test_empty_and_filtered_records_are_counted_and_leave_no_token(tmp_path: Pat
     assert rank.balance.filtered == 90 - len(kept)
     assert rank.balance.empty == sum(i % 3 == 0 for i in kept)
     assert rank.balance.documents == len(documents_in([b for step in taken[0] for b in step]))
+
+
+def test_records_behind_the_last_sequence_of_a_pass_are_counted(tmp_path: Path) -> None:
+    texts = [*texts_of(40), *(f"no {text_of(n, 60)}" for n in range(40))]
+    path = write_jsonl(tmp_path / "some.jsonl", texts)
+    options: dict[str, Any] = {"lanes": 1, "global_batch_size": 1, "local_batch_size": 1, "buffer_size": 0}
+    pipeline = small_pipeline({"some": path}, repeat=False, shuffle_chunks=False, algorithm="first_fit", **options)
+    pipeline = pipeline.options(flush_every_sequences=1, prefetch_bytes=1)
+    _, [rank] = whole_pass(pipeline.filter(lambda r: not r["text"].startswith("no"), identity="no no"), 1)
+    assert (rank.balance.records, rank.balance.documents, rank.balance.filtered) == (80, 40, 40)
 
 
 @pytest.mark.parametrize("dropped", [0, 1])

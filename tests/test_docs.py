@@ -33,13 +33,13 @@ def test_a_python_snippet_runs_in_the_repository(text: str, monkeypatch: pytest.
 @pytest.mark.parametrize("text", snippets("toml"))
 def test_a_toml_snippet_is_a_job(text: str, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(text, "utf-8")
-    job = parse_job(["--job.config_file", str(tmp_path / "job.toml")])
+    job = parse_job(["--job.config_file", str(tmp_path / "job.toml")], {})
     assert job.recipe.sources
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "train_configs").glob("*.toml")), ids=lambda p: p.name)
 def test_a_job_file_parses(path: Path) -> None:
-    assert parse_job(["--job.config_file", str(path)]).recipe.sources
+    assert parse_job(["--job.config_file", str(path)], {}).recipe.sources
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda p: p.name)

@@ -26,6 +26,7 @@ STREAMS: dict[str, dict[str, Any]] = {
     "wrap_shuffle": {},
     "first_fit": {"algorithm": "first_fit"},
     "finite": {"repeat": False},
+    "wrap_across": {"label_shift": "sequence"},
 }
 
 
@@ -57,7 +58,9 @@ def write_corpus(folder: Path) -> None:
         (folder / name).write_bytes("".join(lines).encode())
 
 
-def pipeline_over(folder: Path, *, algorithm: Any = "wrap", repeat: bool = True) -> Pipeline:
+def pipeline_over(
+    folder: Path, *, algorithm: Any = "wrap", label_shift: Any = "document", repeat: bool = True
+) -> Pipeline:
     """Lanes of a few chunks each, so that twelve steps meet flushes, carries and a second epoch."""
     source = StaticMixtureWorkSource(
         datasets=[
@@ -72,7 +75,7 @@ def pipeline_over(folder: Path, *, algorithm: Any = "wrap", repeat: bool = True)
     return (
         Pipeline(source)
         .tokenize(tokenizer_id=str(GOLDEN))
-        .pack_flat(max_length=32, algorithm=algorithm)
+        .pack_flat(max_length=32, algorithm=algorithm, label_shift=label_shift)
         .shuffle(buffer_size=40, seed=43)
         .batch(microbatch_size=2)
         .options(lanes=4, global_batch_size=32, flush_every_sequences=10)

@@ -38,7 +38,8 @@ def sources(tmp_path: Path) -> Sources:
 
 def run(sources: Sources, folder: Path, degree: int, steps: int, state: Any = None, **options: Any) -> Any:
     """Run with a ledger in ``folder``/ledger, as a job with that dump folder does; returns the state."""
-    pipeline: Pipeline = small_pipeline(sources, **options).options(ledger=str(folder / "ledger"))
+    run_settings = {name: options.pop(name) for name in ("shared_lanes", "allow_changes") if name in options}
+    pipeline: Pipeline = small_pipeline(sources, **options).options(ledger=str(folder / "ledger"), **run_settings)
     return global_batches(pipeline, degree, steps, state)[1]
 
 
@@ -55,6 +56,27 @@ def test_the_ledger_is_the_same_on_every_number_of_ranks(sources: Sources, tmp_p
     assert one == many
     assert len({record.sha256 for record in one.values()}) == 5
     assert len(lines_of(tmp_path / "many")) == degree
+
+
+@pytest.mark.parametrize("degree", [3, 6, 12, 24])
+def test_ranks_that_share_a_lane_write_the_same_ledger(sources: Sources, tmp_path: Path, degree: int) -> None:
+    shape = {"lanes": 4, "global_batch_size": 24, "local_batch_size": 1}
+    run(sources, tmp_path / "one", 1, 4, **shape)
+    run(sources, tmp_path / "shared", degree, 4, shared_lanes=True, **shape)
+    one, shared = (read_ledger(tmp_path / name / "ledger") for name in ("one", "shared"))
+    assert one == shared
+    lines = [line for file in lines_of(tmp_path / "shared") for line in file.read_text().splitlines()]
+    assert len(lines) > 4 * 4, "no lane was written by two ranks"
+
+
+def test_a_shared_lane_of_which_one_rank_had_other_data_is_refused(sources: Sources, tmp_path: Path) -> None:
+    run(sources, tmp_path / "a", 3, 4, shared_lanes=True, lanes=4, global_batch_size=24)
+    file = lines_of(tmp_path / "a")[1]
+    line, *rest = map(json.loads, file.read_text().splitlines())
+    spoilt = [{**line, "sha256": line["sha256"][::-1]}, *rest]
+    file.write_text("".join(json.dumps(each) + "\n" for each in spoilt))
+    with pytest.raises(ZephonError, match=rf"step 1, lane {line['lane']} was written twice"):
+        read_ledger(tmp_path / "a" / "ledger")
 
 
 def test_a_steps_hash_is_that_of_its_sequences_hashes_lane_by_lane(sources: Sources, tmp_path: Path) -> None:
@@ -205,6 +227,23 @@ def test_a_new_stream_in_the_same_folder_is_told_apart(sources: Sources, tmp_pat
         read_ledger(tmp_path / "a" / "ledger")
     first, second = sorted((tmp_path / "a" / "ledger").iterdir())
     assert not verify(first, second).same
+
+
+def test_global_batches_of_another_size_and_those_after_them_are_told_apart(sources: Sources, tmp_path: Path) -> None:
+    def go_on(size: int, steps: int, state: Any) -> Any:
+        return run(
+            sources, tmp_path / "a", 1, steps, state, global_batch_size=size, allow_changes=["global_batch_size"]
+        )
+
+    def steps_in_ledger() -> list[list[int]]:
+        return sorted(list(read_ledger(folder)) for folder in (tmp_path / "a" / "ledger").iterdir())
+
+    state = go_on(8, 4, None)
+    go_on(8, 6, state)
+    larger = go_on(16, 2, state)
+    assert steps_in_ledger() == [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [5, 6]]
+    go_on(8, 3, larger)  # its step 7 begins two steps further on in the lanes than the first one's
+    assert steps_in_ledger() == [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [5, 6], [7, 8, 9]]
 
 
 def test_verify_names_step_lane_and_source_where_two_runs_part(

@@ -195,7 +195,7 @@ def test_explain_says_the_plan_in_words_and_numbers(sources: Sources) -> None:
         "source 'alpha': 50.0% of tokens; 3 jsonl shards",
         "source 'beta': 25.0% of tokens; 1 parquet shards",
         "map tidy-v1",
-        f"pack wrap to {SEQ_LEN} tokens; flush every 12 sequences",
+        f"pack wrap to {SEQ_LEN} tokens, labels within each document; flush every 12 sequences",
     ):
         assert part in text
 

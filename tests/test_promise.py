@@ -33,6 +33,11 @@ from torchtitan_zephon.plan import keyed
 
 STEPS = 20
 Sources = dict[str, Path]
+PACKS: dict[str, dict[str, Any]] = {
+    "wrap": {},
+    "across": {"label_shift": "sequence"},
+    "first_fit": {"algorithm": "first_fit"},
+}
 
 
 def strip(record: dict[str, Any]) -> dict[str, Any]:
@@ -62,12 +67,12 @@ def take_step(rank: RankStream) -> list[bytes]:
     return [b.input.tobytes() for b in batches]
 
 
-@pytest.mark.parametrize("pack", ["wrap", "first_fit"])
+@pytest.mark.parametrize("pack", PACKS)
 def test_global_batches_are_equal_on_1_2_4_8_16_and_32_ranks(sources: Sources, pack: str) -> None:
-    expected, _ = global_batches(wide(sources, algorithm=pack), 1, STEPS)
+    expected, _ = global_batches(wide(sources, **PACKS[pack]), 1, STEPS)
     assert len(set(expected)) == STEPS
     for degree in (2, 4, 8, 16, 32):
-        assert global_batches(wide(sources, algorithm=pack), degree, STEPS)[0] == expected, degree
+        assert global_batches(wide(sources, **PACKS[pack]), degree, STEPS)[0] == expected, degree
 
 
 @pytest.mark.parametrize("degree", [3, 6, 12])
@@ -112,10 +117,10 @@ def test_the_state_is_the_same_bytes_on_every_number_of_ranks(sources: Sources) 
             assert all(s == states[0] for s in states)
 
 
-@pytest.mark.parametrize("pack", ["wrap", "first_fit"])
+@pytest.mark.parametrize("pack", PACKS)
 def test_a_resume_at_every_step_on_other_ranks_continues_exactly(sources: Sources, pack: str) -> None:
     def make(workers: int = 2) -> Pipeline:
-        return pipeline(sources, algorithm=pack, workers=workers).map(strip).filter(most)
+        return pipeline(sources, **PACKS[pack], workers=workers).map(strip).filter(most)
 
     expected, last = global_batches(make(), 1, STEPS)
     degrees, workers = [1, 2, 4, 8], [2, 8, 1]
@@ -187,12 +192,12 @@ def test_a_state_in_the_middle_of_a_step_is_refused(sources: Sources) -> None:
     rank.close()
 
 
-@pytest.mark.parametrize("pack", ["wrap", "first_fit"])
+@pytest.mark.parametrize("pack", PACKS)
 def test_a_resume_at_every_step_of_a_tiny_corpus_over_several_epochs(tmp_path: Path, pack: str) -> None:
     path = write_jsonl(tmp_path / "tiny.jsonl", [*texts_of(9, longest=20), text_of(9, words=100)])
 
     def make(**options: Any) -> Pipeline:
-        tiny = {"lanes": 2, "global_batch_size": 4, "flush_every_sequences": 5, "algorithm": pack}
+        tiny = {"lanes": 2, "global_batch_size": 4, "flush_every_sequences": 5, **PACKS[pack]}
         return pipeline({"tiny": path}, **{**tiny, **options})
 
     epoch_tokens = sum(b.sequences[0].filled for b in make(repeat=False))
@@ -220,10 +225,10 @@ def test_a_resume_inside_a_large_row_group_continues_exactly(tmp_path: Path) -> 
     assert inside, "no segment began between two chunks of a row group"
 
 
-@pytest.mark.parametrize("pack", ["wrap", "first_fit"])
+@pytest.mark.parametrize("pack", PACKS)
 def test_a_finite_pass_resumed_anywhere_ends_with_the_same_batches(sources: Sources, pack: str) -> None:
     def make() -> Pipeline:
-        return pipeline(sources, repeat=False, algorithm=pack, flush_every_sequences=5).filter(most)
+        return pipeline(sources, repeat=False, **PACKS[pack], flush_every_sequences=5).filter(most)
 
     expected, last = global_batches(make(), 1, 10**6)
     assert 20 < len(expected) < 200

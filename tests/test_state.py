@@ -108,11 +108,19 @@ recipes = st.dictionaries(
 )
 
 
-@given(recipes, st.one_of(st.none(), st.lists(LARGE, max_size=4).map(tuple)), LARGE, LARGE)
-def test_a_stream_state_comes_back_and_gives_the_same_bytes(
-    recipe: dict[str, Any], measured: tuple[int, ...] | None, batch: int, step: int
-) -> None:
-    state = StreamState(recipe, measured, batch, step)
+stream_states = st.builds(
+    StreamState,
+    recipe=recipes,
+    tokens_per_mib=st.one_of(st.none(), st.lists(LARGE, max_size=4).map(tuple)),
+    global_batch_size=LARGE,
+    step=LARGE,
+    first_step=LARGE,
+    lane_sequences=LARGE,
+)
+
+
+@given(stream_states)
+def test_a_stream_state_comes_back_and_gives_the_same_bytes(state: StreamState) -> None:
     encoded = encode_stream(state)
     assert decode_stream(encoded) == state
     assert encode_stream(decode_stream(encoded)) == encoded
@@ -134,7 +142,7 @@ LANE = LaneState(
     "2" * 64,
     ("00112233aabbccdd", ""),
 )
-STREAM = StreamState({"lanes": 8, "sources": {"東京": {"weight": 0.5}}}, (300_000, 250_000), 64, 99)
+STREAM = StreamState({"lanes": 8, "sources": {"東京": {"weight": 0.5}}}, (300_000, 250_000), 64, 99, 1000, 792)
 
 
 def decode(kind: str, data: object) -> object:
@@ -212,6 +220,10 @@ def test_a_field_of_the_wrong_type_is_refused_by_name_and_type(kind: str, field:
         ("lane", "format", 0),
         ("stream", "tokens_per_mib", "abc"),
         ("stream", "tokens_per_mib", ["a"]),
+        ("stream", "first_step", -1),
+        ("stream", "first_step", True),
+        ("stream", "lane_sequences", -1),
+        ("stream", "lane_sequences", True),
     ],
 )
 def test_a_value_inside_a_field_that_cannot_be_is_refused_by_name(kind: str, field: str, wrong: Any) -> None:
@@ -290,10 +302,20 @@ def test_nothing_is_unpickled() -> None:
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_a_newer_format_is_refused_with_the_way_out_even_if_its_fields_are_unknown(kind: str) -> None:
-    for value in ({**VALUES[kind], "format": FORMAT + 1}, {"format": FORMAT + 1, "new": 1}):
-        with pytest.raises(StateError, match=rf"has format {FORMAT + 1}.*Install the version that wrote it"):
+@pytest.mark.parametrize("other", [1, 3, 2**40])
+def test_another_format_is_refused_with_the_way_out_even_if_its_fields_are_unknown(kind: str, other: int) -> None:
+    assert FORMAT == 2
+    refusal = rf"^{NAMES[kind]} has format {other}; .* reads format 2\. Install the version that wrote it\."
+    for value in ({**VALUES[kind], "format": other}, {"format": other, "new": 1}):
+        with pytest.raises(StateError, match=refusal):
             decode(kind, sealed(kind, value))
+
+
+def test_a_stream_state_of_format_1_is_refused_as_that_and_not_as_damaged() -> None:
+    old = {name: v for name, v in VALUES["stream"].items() if name not in ("first_step", "lane_sequences")}
+    with pytest.raises(StateError, match="has format 1") as refusal:
+        decode_stream(sealed("stream", {**old, "format": 1}))
+    assert "damaged" not in str(refusal.value)
 
 
 def test_a_state_of_another_lane_or_number_of_sources_is_refused() -> None:

@@ -7,17 +7,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import check
+from .check.text import check_text
 from .config import load_recipe
 from .errors import ZephonError
 from .ledger import read_ledger
 from .ops.tokenize import load_tokenizer
 from .program import compile_program
+from .titan import GENERATIONS, STOCK
+from .titan.job import parse_job
 from .verify import verify
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Exit code: 0 yes, 1 no (two runs differ), 2 the question cannot be answered."""
-    options = _parser().parse_args(arguments)
+    """Run one command. Exit code: 0 yes, 1 no (two runs differ, a job does not fit), 2 no answer."""
+    words, overrides = _split(sys.argv[1:] if arguments is None else list(arguments))
+    options = _parser().parse_args(words)
+    options.overrides = overrides
     try:
         code: int = options.run(options)
         return code
@@ -41,7 +47,49 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--tokenizer", required=True, help="folder, tokenizer.json, or hub name")
     sub.add_argument("--seq-len", type=int, default=2048)
     sub.set_defaults(run=_explain)
+    sub = commands.add_parser(
+        "check",
+        help="does a job fit these numbers of GPUs, and can it resume from a checkpoint?",
+        description="Does a job fit these numbers of GPUs, and can it resume from a checkpoint? Needs no GPU. "
+        "Any key of the job can be overridden, as in training: --section.key value.",
+        usage="torchtitan-zephon check JOB.toml [--dp 8,16,32] [--checkpoint DIR] [--section.key value ...]",
+        allow_abbrev=False,
+    )
+    sub.add_argument("job", metavar="JOB.toml", help="job file, as given to torchtitan_zephon.train")
+    sub.add_argument("--dp", type=_degrees, metavar="8,16,32", help="data-parallel degrees; all that fit if not given")
+    sub.add_argument("--checkpoint", type=Path, metavar="DIR", help="step-N, a folder of them, or a dump folder")
+    sub.add_argument("--torchtitan", choices=GENERATIONS, help="release to check for; the installed one if not given")
+    sub.set_defaults(run=_check)
     return parser
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words of the command itself, and a checked job's overrides (``--section.key value``)."""
+    own: list[str] = []
+    overrides: list[str] = []
+    target = own
+    for word in words:
+        if word.startswith("--") and words[0] == "check":
+            target = overrides if "." in word.partition("=")[0] else own
+        target.append(word)
+        if not word.startswith("--") or "=" in word:
+            target = own
+    return own, overrides
+
+
+def _degrees(text: str) -> list[int]:
+    degrees = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if min(degrees) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of data-parallel degrees, such as 8,16,32")
+    return sorted(set(degrees))
+
+
+def _check(options: argparse.Namespace) -> int:
+    release = check.find_release(options.torchtitan)
+    job = parse_job([f"--job.config_file={options.job}", *options.overrides], STOCK[release.version])
+    report = check.check(job, release, options.dp, options.checkpoint)
+    print(check_text(report))
+    return 0 if report.good else 1
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -47,8 +47,8 @@ class Recipe:
     sources: dict[str, SourceConfig] = setting({}, "The mixture: one table a source.")
     lanes: int = setting(
         32,
-        "Independent streams; the data-parallel degree must divide it. Choose it once: the "
-        "largest number of data-parallel ranks you may ever use.",
+        "Independent streams; the data-parallel degree must divide it, unless `shared_lanes` is on. Choose it once: "
+        "the largest number of data-parallel ranks you may ever use.",
         low=1,
         high=65536,
     )
@@ -114,7 +114,7 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
-    """Speed and reporting. None of these can change a byte of the stream, hence not recipe."""
+    """Speed, reporting, and what a resume may change. None changes a byte of any lane, hence not recipe."""
 
     workers: int = setting(2, "Threads a rank that read and tokenise. Results are put back in order.", low=1, high=1024)
     prefetch_bytes: int = setting(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +17,48 @@ from tokenizers.processors import TemplateProcessing
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.scenarios import BOS, EOS, tokenizer_folder
+from torchtitan_zephon.ledger import read_ledger
 from torchtitan_zephon.titan import STOCK, generation, installed_version
 from torchtitan_zephon.titan.loader import Feed, StreamLoader, TorchBatch
+
+JOB = """
+[job]
+dump_folder = "{dump}"
+[model]
+name = "llama3"
+flavor = "debugmodel"
+hf_assets_path = "{root}/demo/tokenizer"
+[training]
+seq_len = 32
+local_batch_size = 1
+global_batch_size = 16
+steps = {steps}
+[metrics]
+log_freq = 1
+[checkpoint]
+enable = true
+interval = 100
+last_save_model_only = false
+[validation]
+enable = {validate}
+freq = 2
+steps = -1
+[zephon]
+device = "cpu"
+lanes = 16
+ledger = true
+chunk_bytes = 4096
+flush_every_sequences = 8
+[zephon.sources.books]
+path = "{data}/books"
+weight = 0.6
+[zephon.sources.docs]
+path = "{data}/docs"
+weight = 0.4
+[zephon.validation.sources.held_out]
+path = "{data}/held_out.jsonl"
+"""
+"""A job of the demo's two sources for the real trainer, as small as it gets."""
 
 ROOT = Path(__file__).parents[2]
 VERSION = installed_version()
@@ -30,7 +72,7 @@ def torchrun(processes: int, module: str, *arguments: object, cwd: Path = ROOT) 
     done = subprocess.run(
         [*command, "-m", module, *map(str, arguments)],
         cwd=cwd, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, timeout=300,
+        stderr=subprocess.STDOUT, timeout=1200,
     )  # fmt: skip
     return done.returncode, done.stdout
 
@@ -71,3 +113,38 @@ def build(
 def supervised(batches: list[TorchBatch]) -> int:
     """Labels that are trained on."""
     return sum(int((labels != -100).sum()) for _, labels in batches)
+
+
+def job_folder(folder: Path) -> Path:
+    """``folder`` with a copy of the demo's data in it, and a small held-out set."""
+    shutil.copytree(ROOT / "demo" / "data", folder / "data")
+    (folder / "data" / "held_out.jsonl").write_text('{"text": "An odd number of words, held out."}\n' * 3)
+    return folder
+
+
+def train(
+    folder: Path, dump: Path, processes: int, *overrides: str, steps: int = 8, validate: bool = False
+) -> tuple[int, str]:
+    """Exit code and output of one launch."""
+    job = folder / f"{dump.name}.toml"
+    job.write_text(JOB.format(dump=dump, root=ROOT, data=folder / "data", steps=steps, validate=str(validate).lower()))
+    return torchrun(processes, "torchtitan_zephon.train", "--job.config_file", job, *overrides, cwd=folder)
+
+
+def trained(*arguments: object, **options: object) -> str:
+    code, output = train(*arguments, **options)  # type: ignore[arg-type]
+    assert code == 0, output[-4000:]
+    return output
+
+
+def refused(*arguments: object, **options: object) -> str:
+    """The refusal, unwrapped; it must come with an exit code, before any model is built."""
+    code, output = train(*arguments, **options)  # type: ignore[arg-type]
+    assert code != 0
+    assert "Building llama3" not in output
+    assert "torchtitan_zephon.errors" not in output, output[-4000:]
+    return re.sub(r"\s+", " ", output)
+
+
+def hashes(dump: Path) -> dict[int, str]:
+    return {step: record.sha256 for step, record in read_ledger(dump / "ledger").items()}

@@ -12,88 +12,17 @@ import pytest
 
 pytest.importorskip("torchtitan")
 
-from tests.titan.scenarios import ROOT, torchrun
-from torchtitan_zephon.ledger import read_ledger
+from tests.titan.scenarios import hashes, job_folder, refused, trained
 from torchtitan_zephon.titan.checkpoint import read_loader_state
 from torchtitan_zephon.verify import verify
 
 pytestmark = pytest.mark.slow
 STEPS, STOP = 8, 4
 
-JOB = """
-[job]
-dump_folder = "{dump}"
-[model]
-name = "llama3"
-flavor = "debugmodel"
-hf_assets_path = "{root}/demo/tokenizer"
-[training]
-seq_len = 32
-local_batch_size = 1
-global_batch_size = 16
-steps = {steps}
-[metrics]
-log_freq = 1
-[checkpoint]
-enable = true
-interval = 100
-last_save_model_only = false
-[validation]
-enable = {validate}
-freq = 2
-steps = -1
-[zephon]
-device = "cpu"
-lanes = 16
-ledger = true
-chunk_bytes = 4096
-flush_every_sequences = 8
-[zephon.sources.books]
-path = "{data}/books"
-weight = 0.6
-[zephon.sources.docs]
-path = "{data}/docs"
-weight = 0.4
-[zephon.validation.sources.held_out]
-path = "{data}/held_out.jsonl"
-"""
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the demo's data, with a small held-out set."""
-    folder = tmp_path_factory.mktemp("trainer")
-    shutil.copytree(ROOT / "demo" / "data", folder / "data")
-    (folder / "data" / "held_out.jsonl").write_text('{"text": "An odd number of words, held out."}\n' * 3)
-    return folder
-
-
-def train(
-    folder: Path, dump: Path, processes: int, *overrides: str, steps: int = STEPS, validate: bool = False
-) -> tuple[int, str]:
-    """Exit code and output of one launch."""
-    job = folder / f"{dump.name}.toml"
-    job.write_text(JOB.format(dump=dump, root=ROOT, data=folder / "data", steps=steps, validate=str(validate).lower()))
-    return torchrun(processes, "torchtitan_zephon.train", "--job.config_file", job, *overrides, cwd=folder)
-
-
-def trained(*arguments: object, **options: object) -> str:
-    code, output = train(*arguments, **options)  # type: ignore[arg-type]
-    assert code == 0, output[-4000:]
-    return output
-
-
-def refused(*arguments: object, **options: object) -> str:
-    """The refusal, unwrapped; it must come with an exit code, before any model is built."""
-    code, output = train(*arguments, **options)  # type: ignore[arg-type]
-    assert code != 0
-    assert "Building llama3" not in output
-    assert "torchtitan_zephon.errors" not in output, output[-4000:]
-    return re.sub(r"\s+", " ", output)
-
-
-def hashes(dump: Path) -> dict[int, str]:
-    return {step: record.sha256 for step, record in read_ledger(dump / "ledger").items()}
+    return job_folder(tmp_path_factory.mktemp("trainer"))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +35,7 @@ def stopped(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def straight(folder: Path) -> dict[int, str]:
     """The global batches of 4 ranks, straight through."""
-    trained(folder, folder / "straight", 4)
+    trained(folder, folder / "straight", 4, "--metrics.enable_tensorboard")
     return hashes(folder / "straight")
 
 
@@ -143,6 +72,27 @@ def test_tensor_parallel_peers_share_a_data_rank_and_save_each_lane_once(
     assert len(list((dump / "ledger").rglob("*-of-2.*"))) == 4, "four processes fed two shares"
     state = read_loader_state(dump / "checkpoint" / f"step-{STOP + 1}")
     assert sorted(state["lane"]) == [f"{lane:05d}" for lane in range(16)]
+
+
+def test_the_loader_s_figures_are_in_the_trainer_s_own_log(folder: Path, straight: dict[int, str]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    [events] = (folder / "straight").rglob("events.out.tfevents.*")
+    log = EventAccumulator(str(events)).Reload()
+    figures = {name: [e.value for e in log.Scalars(name)] for name in log.Tags()["scalars"]}
+    ours = {name for name in figures if name.startswith("zephon/")}
+    sources = {f"zephon/{kind}/{name}" for kind in ("share", "share_error", "epoch") for name in ("books", "docs")}
+    plain = {"data_wait_seconds", "tokens_per_second", "ready_sequences", "restore_seconds"}
+    assert ours == sources | {f"zephon/{name}" for name in plain}
+    assert all(len(values) == STEPS for name, values in figures.items() if name in ours)
+    for wait, books, docs in zip(
+        figures["zephon/data_wait_seconds"], figures["zephon/share/books"], figures["zephon/share/docs"], strict=True
+    ):
+        assert wait > 0
+        assert books + docs == pytest.approx(1)
+    assert figures["zephon/share_error/books"][-1] == pytest.approx(figures["zephon/share/books"][-1] - 0.6, abs=1e-5)
+    assert figures["zephon/epoch/docs"] == sorted(figures["zephon/epoch/docs"])
+    assert figures["zephon/restore_seconds"] == [0] * STEPS
 
 
 def test_an_asynchronous_save_holds_the_step_it_was_asked_at(folder: Path, straight: dict[int, str]) -> None:

@@ -104,7 +104,7 @@ def load_tokenizer(
     config_file = (place if place.is_dir() else place.parent) / "tokenizer_config.json"
     try:
         if place.is_dir():
-            tokenizer = _tokenizers().Tokenizer.from_file(str(place / "tokenizer.json"))
+            tokenizer = _from_folder(place)
         elif place.is_file():
             tokenizer = _tokenizers().Tokenizer.from_file(str(place))
         else:
@@ -120,6 +120,31 @@ def load_tokenizer(
         raise TokenizerError(f"{str(config_file)!r} is not valid JSON: {error}.") from None
     _check_config(config, config_file)
     return spec_of(tokenizer, config, add_bos=add_bos, add_eos=add_eos, special_tokens_in_text=special_tokens_in_text)
+
+
+def _from_folder(folder: Path) -> tokenizers.Tokenizer:
+    """``tokenizer.json``; without it a vocabulary, put together as TorchTitan's HuggingFaceTokenizer does."""
+    words, lines, merges = folder / "vocab.json", folder / "vocab.txt", folder / "merges.txt"
+    library = _tokenizers()
+    tokenizer: tokenizers.Tokenizer
+    if (folder / "tokenizer.json").exists() or not (words.exists() or lines.exists()):
+        tokenizer = library.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return tokenizer
+    if words.exists():
+        vocabulary = json.loads(words.read_text("utf-8"))
+    else:
+        with open(lines, encoding="utf-8") as f:
+            vocabulary = {line.strip(): i for i, line in enumerate(f) if line.strip()}
+    if not merges.exists():
+        tokenizer = library.Tokenizer(library.models.WordLevel(vocab=vocabulary, unk_token="[UNK]"))
+        return tokenizer
+    with open(merges, encoding="utf-8") as f:
+        pairs = [tuple(line.split()[:2]) for line in f if not line.strip().startswith("#") and len(line.split()) >= 2]
+    tokenizer = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=pairs))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    tokenizer.post_processor = library.processors.ByteLevel(trim_offsets=True)
+    return tokenizer
 
 
 _CONFIG_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -146,7 +171,8 @@ def spec_of(
     special_tokens_in_text: str = "plain",
 ) -> TokenizerSpec:
     """The spec of a loaded tokenizer and its parsed ``tokenizer_config.json``."""
-    stated = [config.get(key) for key in _CONFIG_TOKENS] + list(config.get("added_tokens_decoder", {}).values())
+    listed = [token for token in config.get("added_tokens_decoder", {}).values() if isinstance(token, dict)]
+    stated = [config.get(key) for key in _CONFIG_TOKENS] + listed
     tokenizer.add_special_tokens([_added_token(token) for token in stated if token is not None])
     bos, eos = (
         None if (token := _token(config, key)) is None else tokenizer.token_to_id(token)

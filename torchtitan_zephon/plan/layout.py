@@ -8,6 +8,7 @@ before any model is built.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..errors import ConfigError
@@ -50,7 +51,8 @@ class Layout:
                 f"{_near_divisors(batch, degree)} ranks."
             )
         if lanes % degree and not self.shared_lanes:
-            shared = f"to go on with {degree} ranks all the same, set shared_lanes = true; " * (batch % degree == 0)
+            fits = batch % degree == 0 == batch % lanes
+            shared = f"to go on with {degree} ranks all the same, set shared_lanes = true; " * fits
             raise ConfigError(
                 f"lanes = {lanes} cannot be shared out evenly over {degree} data-parallel ranks "
                 f"(lanes % dp_degree must be 0). With {lanes} lanes use {_near_divisors(lanes, degree)} "
@@ -60,7 +62,7 @@ class Layout:
             raise ConfigError(
                 f"global_batch_size = {batch} cannot be taken evenly from {lanes} lanes "
                 f"(global_batch_size % lanes must be 0). Use a global batch of "
-                f"{_near_multiples(lanes, batch)}; {_new_lanes(batch, degree, lanes)}."
+                f"{_near_multiples(math.lcm(lanes, degree), batch)}; {_new_lanes(batch, degree, lanes)}."
             )
         if (batch // degree) % local:
             raise ConfigError(

@@ -38,6 +38,7 @@ from ..state import (
     encode_stream,
     recipe_hash,
 )
+from .count import count_sequences
 from .pool import Pool
 
 
@@ -64,9 +65,6 @@ class RankStream:
         self._failure: BaseException | None = None
         self._pool: Pool | None = None
         self._ledger: LedgerWriter | None = None
-        if settings.ledger:
-            stream = recipe_hash({"recipe": program.identity, "global_batch_size": layout.global_batch_size})
-            self._ledger = LedgerWriter(Path(settings.ledger) / stream[:12], layout, program.names)
 
     # ---- reading
 
@@ -87,6 +85,8 @@ class RankStream:
                 self._start()
             if not self._batches:
                 if self._step == self._last_step:
+                    for lane in self._lanes.values():
+                        self._read_on(lane)  # records that gave no sequence are in the balance too
                     return None
                 self._read_step()
         except BaseException as error:
@@ -119,6 +119,11 @@ class RankStream:
         self._lane_sequences += self.layout.lane_sequences
 
     def _take(self, lane: Lane) -> Sequence:
+        self._read_on(lane)
+        return lane.take()
+
+    def _read_on(self, lane: Lane) -> None:
+        """Let chunks arrive until ``lane`` has a sequence, or is dry."""
         while not lane.ready and not lane.dry:
             if not self._work[lane.number]:
                 self._fetch(lane)
@@ -126,7 +131,6 @@ class RankStream:
             lane.arrived(future.result())
             self._bytes_out -= num_bytes
             self._fetch_ahead()
-        return lane.take()
 
     # ---- fetching
 
@@ -162,8 +166,12 @@ class RankStream:
         self._replay()
         self._active = list(self._lanes.values())
         self._fetch_ahead()
+        if self.settings.ledger:
+            self._ledger = LedgerWriter(Path(self.settings.ledger) / self._name(), self.layout, self.program.names)
         if not self.program.recipe.repeat:
-            self._last_step = self._count_steps()
+            most = max(count_sequences(self.program, self._tokens_per_mib, self.settings.workers))
+            # Steps behind this place may have been of another size.
+            self._last_step = self._step + max(0, -(-(most - self._lane_sequences) // self.layout.lane_sequences))
 
     def _replay(self) -> None:
         """Read again what the trainer took of the segments at hand, all lanes in step, and compare."""
@@ -176,11 +184,12 @@ class RankStream:
             self._lanes[n].check_replay(saved)
         self._saved = {}
 
-    def _count_steps(self) -> int:
-        """Steps of a finite stream: until the lane with most sequences is dry, on every rank alike."""
-        assert self._tokens_per_mib is not None
-        most = max(count_sequences(self.program, self._tokens_per_mib, self.settings.workers))
-        return -(-most // self.layout.lane_sequences)
+    def _name(self) -> str:
+        """Names the global batches from here on: the recipe, their size, and where in the lanes step 0 would be."""
+        named = {"recipe": self.program.identity, "global_batch_size": self.layout.global_batch_size}
+        if begin := self._lane_sequences - self._step * self.layout.lane_sequences:
+            named["begin"] = begin
+        return recipe_hash(named)[:12]
 
     def _reset(self) -> None:
         self._drop()
@@ -209,7 +218,10 @@ class RankStream:
 
     @property
     def balance(self) -> Balance:
-        """What this rank's lanes read and gave since the stream was started or restored."""
+        """What this rank's lanes read and gave since the stream was started or restored.
+
+        A lane that is shared counts whole on each of its ranks.
+        """
         total = Balance()
         for lane in self._lanes.values():
             total.add(lane.balance)
@@ -273,9 +285,9 @@ class RankStream:
         before, now = stream.global_batch_size, self.layout.global_batch_size
         if before != now and "global_batch_size" not in self.settings.allow_changes:
             raise StateError(
-                f"the checkpoint was made with global_batch_size = {before}, this job has {now}. Set it back to continue "
-                "the same global batches; or, to go on with the same sequences in batches of another size, set "
-                'allow_changes = ["global_batch_size"].'
+                f"the checkpoint was made with global_batch_size = {before}, this job has {now}. Set it back to "
+                "continue the same global batches; or, to go on with the same sequences in batches of another size, "
+                'set allow_changes = ["global_batch_size"].'
             )
         lanes: dict[int, LaneState] = {}
         for n in self.layout.own_lanes:
@@ -296,41 +308,3 @@ class RankStream:
 def lane_key(lane: int) -> str:
     """The checkpoint key of a lane."""
     return f"{lane:05d}"
-
-
-_counted: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-
-
-def count_sequences(program: Program, tokens_per_mib: tuple[int, ...], workers: int) -> list[int]:
-    """Sequences of every lane in one pass of a finite stream.
-
-    Ranks must agree on the last step without asking each other, so each reads and tokenises the
-    whole source once; kept for the life of the process (a validation set is passed many times).
-    """
-    if program.recipe.repeat:
-        raise ConfigError("a repeating stream has no last step.")
-    key = (recipe_hash(program.identity), tokens_per_mib)
-    if key not in _counted:
-        pool = Pool(workers)
-        try:
-            _counted[key] = [
-                _count_lane(Lane(program.lane(n, tokens_per_mib)), program, pool, 2 * workers)
-                for n in range(program.recipe.lanes)
-            ]
-        finally:
-            pool.close()
-    return _counted[key]
-
-
-def _count_lane(lane: Lane, program: Program, pool: Pool, depth: int) -> int:
-    work: deque[Future[Tokens]] = deque()
-    count = 0
-    while True:
-        while len(work) < depth and (chunk := lane.plan_chunk()) is not None:
-            work.append(pool.submit(program.work, chunk))
-        if not work:
-            return count + lane.ready
-        lane.arrived(work.popleft().result())
-        while lane.ready:
-            lane.take()
-            count += 1

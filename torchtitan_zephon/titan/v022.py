@@ -43,27 +43,24 @@ from .loader import DataMetrics, Feed, StreamLoader
 from .preflight import Reading, Restart, Start, preflight
 from .tables import filled
 
-STATED: dict[str, Any] = {
-    **{k: v for cls in (Recipe, RunSettings) for k, v in typing.get_type_hints(cls).items()},
-    "sources": dict[str, Any],
-    "ledger": bool,
-    "recipe": str,
-    "device": str,
-    "validation": dict[str, Any],
+TABLES = ("sources", "validation")
+KEYS: dict[str, Any] = {
+    **{k: v for cls in (Recipe, RunSettings) for k, v in typing.get_type_hints(cls).items() if k not in TABLES},
+    **{"ledger": bool, "recipe": str, "device": str},
 }
-"""The keys of a ``[zephon]`` table and their types."""
+"""The keys of a ``[zephon]`` table and their types, besides its tables."""
 
 Zephon = dataclasses.make_dataclass(
-    "Zephon", [(k, hint | None, dataclasses.field(default=None)) for k, hint in STATED.items()]
+    "Zephon",
+    [(k, hint | None, dataclasses.field(default=None)) for k, hint in KEYS.items()]
+    + [(k, dict[str, Any], dataclasses.field(default_factory=dict)) for k in TABLES],
 )
-"""The ``[zephon]`` table as TorchTitan parses it; None is what the job does not state."""
+"""The ``[zephon]`` table as TorchTitan parses it; what the job does not state is None or empty."""
 
 
-@dataclasses.dataclass
-class JobConfig(StockJobConfig):
-    """What ``job.custom_config_module`` adds to TorchTitan's own."""
-
-    zephon: Zephon = dataclasses.field(default_factory=Zephon)  # type: ignore[valid-type]
+# Made by hand, like Zephon, as TorchTitan's parser wants types and no strings.
+JobConfig = dataclasses.make_dataclass("JobConfig", [("zephon", Zephon, dataclasses.field(default_factory=Zephon))])
+"""What ``job.custom_config_module`` adds to TorchTitan's own."""
 
 
 class ZephonDataLoader(StreamLoader):
@@ -174,7 +171,7 @@ def job_of(config: Any) -> Job:
             "the job has no [zephon] table that TorchTitan knows of: set job.custom_config_module = "
             f"{__name__!r}, beside experimental.custom_import."
         )
-    stated = {k: v for k, v in vars(table).items() if v is not None}
+    stated = {k: v for k, v in vars(table).items() if v not in (None, {})}
     file = Path(config.job.config_file or "job.toml")
     sections = {k: v for k, v in dataclasses.asdict(config).items() if k != "zephon"}
     config.zephon_job = build_job(file, sections, anchored(stated, file.resolve().parent), STOCK["0.2.2"])
@@ -250,10 +247,15 @@ def run(job: Job, *, on_cpu: bool) -> None:
     if build_tokenizer is None:
         raise TokenizerError(f"model.name = {config.model.name!r} has no tokenizer, so it cannot be fed text.")
     degree = dims.dp_replicate * dims.dp_shard
+    start = start_of(job, config, spec, degree, functools.partial(build_tokenizer, config))
+    kernel = getattr(spec.model_args[config.model.flavor], "attn_type", "sdpa")
+    if on_cpu and kernel != "sdpa":
+        raise ConfigError(
+            f"model.flavor = {config.model.flavor!r} of {config.model.name} uses {kernel} attention, which no CPU can "
+            "train; use a flavor with plain attention, such as 'debugmodel' of llama3."
+        )
     config.zephon_job = job
-    config.zephon_first_step = preflight(
-        start_of(job, config, spec, degree, functools.partial(build_tokenizer, config))
-    )
+    config.zephon_first_step = preflight(start)
     train(config)
 
 

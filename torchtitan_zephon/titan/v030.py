@@ -22,10 +22,12 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config.override import derive, override
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import init_logger, logger
+from torchtitan.tools.utils import device_type
 from torchtitan.trainer import Trainer
 
 from ..config import Recipe, RunSettings, load_recipe
 from ..errors import ConfigError
+from . import cpu
 from .job import Job
 from .loader import DataMetrics, Feed, StreamLoader
 from .preflight import Reading, Restart, Start, preflight
@@ -155,7 +157,6 @@ def start_of(config: Trainer.Config, world_size: int) -> Start:
 
 def run(job: Job, *, on_cpu: bool) -> None:
     """Train as ``torchtitan.train.main`` does. Under torchrun, after ``cpu.activate`` if ``on_cpu``."""
-    from . import cpu
     from .v030_job import build_config
 
     init_logger()
@@ -181,6 +182,8 @@ def with_our_data(config: Trainer.Config) -> ZephonTrainer.Config:
     """TorchTitan's own configuration ``config`` with our loaders in it, still to be given a recipe."""
     validator = dataclasses.replace(config.validator, dataloader=ZephonDataLoader.Config())
     ours: ZephonTrainer.Config = derive(config, ZephonTrainer.Config, dataloader=ZephonDataLoader.Config(), validator=validator)
+    if device_type == "cpu":
+        cpu.adapt_model(ours)
     return ours
 
 

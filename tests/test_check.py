@@ -1,0 +1,319 @@
+"""`torchtitan-zephon check`: what fits, in numbers and in words, without a GPU, TorchTitan or torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios import says, texts_of, write_jsonl, write_parquet
+from torchtitan_zephon import ConfigError
+from torchtitan_zephon.check import Release, Report, check, find_release
+from torchtitan_zephon.check.text import WIDTH, check_text
+from torchtitan_zephon.cli import main
+from torchtitan_zephon.plan.chunking import Chunk
+from torchtitan_zephon.program import Program
+from torchtitan_zephon.titan import GENERATIONS, STOCK
+from torchtitan_zephon.titan.job import parse_job
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / "train_configs" / "demo.toml"
+JOB = """
+[model]
+hf_assets_path = "{tokenizer}"
+[training]
+global_batch_size = 32
+local_batch_size = 4
+seq_len = 64
+[zephon]
+lanes = 16
+[zephon.sources.news]
+path = "news"
+weight = 3
+[zephon.sources.wiki]
+path = "wiki.parquet"
+weight = 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    """A job on two JSONL shards and a Parquet file, with the demo's tokenizer."""
+    for part in range(2):
+        write_jsonl(tmp_path / "news" / f"{part}.jsonl", texts_of(300, first=1000 * part))
+    write_parquet(tmp_path / "wiki.parquet", texts_of(400, first=5000))
+    (tmp_path / "job.toml").write_text(JOB.format(tokenizer=ROOT / "demo" / "tokenizer"), "utf-8")
+    return tmp_path / "job.toml"
+
+
+def report_of(job_file: Path, *overrides: str, dp: list[int] | None = None, version: str = "0.3.0") -> Report:
+    """The report where TorchTitan is not installed."""
+    job = parse_job([f"--job.config_file={job_file}", *overrides], STOCK[version])
+    return check(job, Release(version=version, unchecked="it is not installed"), dp, None)
+
+
+def not_installed() -> str:
+    """A release that is not the one installed here."""
+    try:
+        present = metadata.version("torchtitan").partition("+")[0]
+    except metadata.PackageNotFoundError:
+        present = ""
+    return next(version for version in GENERATIONS if version != present)
+
+
+def command(*words: object) -> int:
+    return main(["check", *map(str, words), "--torchtitan", not_installed()])
+
+
+def problems(report: Report) -> dict[int, str]:
+    return {d.dp: d.problem for d in report.train.degrees if d.problem is not None}
+
+
+def all_chunks(program: Program, source: int) -> list[Chunk]:
+    table = program.tables[source]
+    chunks = []
+    for run in range(table.num_runs):
+        k, last = 0, False
+        while not last:
+            chunk, last = table.chunk(0, run, k)
+            chunks.append(chunk)
+            k += 1
+    return chunks
+
+
+# ---- sources
+
+
+def test_each_source_is_listed_with_what_it_holds(job_file: Path) -> None:
+    news, wiki = report_of(job_file).train.sources
+    sizes = [file.stat().st_size for file in (job_file.parent / "news").iterdir()]
+    assert (news.name, news.share, news.format, news.shards, news.num_bytes) == ("news", 0.75, "jsonl", 2, sum(sizes))
+    assert (wiki.name, wiki.share, wiki.format, wiki.shards) == ("wiki", 0.25, "parquet", 1)
+    assert news.lane_chunks == news.chunks / 16
+
+
+def test_the_estimate_of_a_sources_tokens_is_that_of_reading_it_all_where_the_sample_is_all(job_file: Path) -> None:
+    train = report_of(job_file).train
+    for number, source in enumerate(train.sources):
+        tokens = sum(len(train.program.work(chunk).ids) for chunk in all_chunks(train.program, number))
+        assert math.isclose(source.tokens, tokens, rel_tol=0.01)
+
+
+def test_a_long_source_name_is_cut_and_the_table_stays_within_its_width(job_file: Path) -> None:
+    long = f"--zephon.sources.{'long-name-' * 8}.path={job_file.parent / 'news'}"
+    text = check_text(report_of(job_file, long, dp=list(range(1, 33))))
+    assert max(map(len, text.splitlines()[1:])) <= WIDTH
+    assert "long-name-long-name-long-..." in text
+
+
+# ---- degrees
+
+
+def test_by_default_every_degree_that_fits_is_shown(job_file: Path) -> None:
+    report = report_of(job_file)
+    assert report.good
+    assert [dataclasses.astuple(d)[:7] for d in report.train.degrees] == [
+        (1, 1, 32, (16, 16), 32, 4, 8),
+        (2, 2, 32, (8, 8), 16, 4, 4),
+        (4, 4, 32, (4, 4), 8, 4, 2),
+        (8, 8, 32, (2, 2), 4, 4, 1),
+    ]
+
+
+def test_a_degree_that_does_not_fit_is_told_with_the_nearest_that_does(job_file: Path) -> None:
+    report = report_of(job_file, dp=[4, 6, 16])
+    assert not report.good
+    assert set(problems(report)) == {6, 16}
+    assert "lanes = 16 cannot be shared out evenly over 6" in problems(report)[6]
+    assert "use 4 or 8" in problems(report)[6]
+    assert "local batch of 2" in problems(report)[16]
+
+
+def test_shared_lanes_are_shown_as_a_range_and_more_degrees_fit(job_file: Path) -> None:
+    batch = ("--training.global_batch_size", "48", "--training.local_batch_size", "2")
+    assert set(problems(report_of(job_file, *batch, dp=[3]))) == {3}
+    report = report_of(job_file, *batch, "--zephon.shared_lanes", dp=[3, 24])
+    assert [(d.dp, d.lanes) for d in report.train.degrees] == [(3, (6, 6)), (24, (1, 2))]
+    report = report_of(job_file, *batch, "--zephon.shared_lanes", "--zephon.lanes", "8", dp=[3, 6])
+    assert [(d.dp, d.lanes) for d in report.train.degrees] == [(3, (3, 4)), (6, (2, 2))]
+    assert "3 to 4" in check_text(report)
+    everywhere = [d.dp for d in report_of(job_file, *batch, "--zephon.shared_lanes").train.degrees]
+    assert everywhere == [1, 2, 3, 4, 6, 8, 12, 24]
+
+
+def test_where_no_degree_fits_one_says_why(job_file: Path) -> None:
+    report = report_of(job_file, "--zephon.lanes", "10")
+    assert "cannot be taken evenly from 10 lanes" in problems(report)[1]
+
+
+@pytest.mark.parametrize("key", ["tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree"])
+def test_other_parallelism_multiplies_the_gpus_and_nothing_else(job_file: Path, key: str) -> None:
+    plain, other = report_of(job_file), report_of(job_file, f"--parallelism.{key}", "4")
+    assert [d.gpus for d in other.train.degrees] == [4 * d.dp for d in plain.train.degrees]
+    assert [dataclasses.replace(d, gpus=d.dp) for d in other.train.degrees] == list(plain.train.degrees)
+    assert "x 4 (" in check_text(other)
+
+
+def test_a_fixed_shard_degree_leaves_one_degree(job_file: Path) -> None:
+    fixed = (
+        "--parallelism.data_parallel_shard_degree",
+        "4",
+        "--parallelism.data_parallel_replicate_degree",
+        "2",
+    )
+    assert [d.dp for d in report_of(job_file, *fixed).train.degrees] == [8]
+    assert "fix the data-parallel degree at 8" in problems(report_of(job_file, *fixed, dp=[4]))[4]
+
+
+def test_a_replicate_degree_must_divide_the_ranks(job_file: Path) -> None:
+    two = ("--parallelism.data_parallel_replicate_degree", "2")
+    assert [d.dp for d in report_of(job_file, *two).train.degrees] == [2, 4, 8]
+    assert "does not divide 1 data-parallel ranks. Use 2" in problems(report_of(job_file, *two, dp=[1]))[1]
+
+
+def test_a_degree_below_one_is_refused_by_its_key(job_file: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        report_of(job_file, "--parallelism.tensor_parallel_degree", "0")
+    says(error, "parallelism.tensor_parallel_degree = 0")
+
+
+def test_a_pipelines_microbatches_must_divide_too_where_the_release_draws_them(job_file: Path) -> None:
+    pipeline = (
+        "--parallelism.pipeline_parallel_degree",
+        "2",
+        "--parallelism.pipeline_parallel_microbatch_size",
+        "3",
+    )
+    assert "local_batch_size = 3" in problems(report_of(job_file, *pipeline, dp=[8]))[8]
+    assert problems(report_of(job_file, *pipeline, dp=[8], version="0.2.2")) == {}
+
+
+# ---- validation
+
+
+def validated(job_file: Path, path: Path) -> Path:
+    job_file.write_text(f'{job_file.read_text("utf-8")}\n[zephon.validation.sources.held]\npath = "{path}"\n', "utf-8")
+    return job_file
+
+
+def test_a_validation_pass_takes_the_smallest_batch_of_each_degree(job_file: Path) -> None:
+    job = validated(job_file, job_file.parent / "news")
+    report = report_of(job, "--validation.enable", dp=[2, 8])
+    assert report.validation is not None
+    assert [s.name for s in report.validation.sources] == ["held"]
+    assert [(d.global_batch_size, d.problem) for d in report.validation.degrees] == [(16, None), (32, None)]
+    assert not report.validation.program.recipe.repeat
+    some = report_of(job, "--validation.enable", "--validation.steps", "5", dp=[2]).validation
+    assert some is not None and some.degrees[0].global_batch_size == 32 and some.program.recipe.repeat
+
+
+def test_a_validation_that_does_not_fit_fails_the_check(job_file: Path) -> None:
+    job = validated(job_file, job_file.parent / "news")
+    fits = report_of(job, "--validation.enable", dp=[8])
+    wide = report_of(job, "--validation.enable", "--zephon.validation.lanes", "4", dp=[8])
+    assert fits.good and not wide.good
+    assert "validation on data-parallel ranks" in check_text(wide) and "lanes = 4 cannot" in check_text(wide)
+
+
+def test_a_validation_that_is_not_enabled_is_not_opened(job_file: Path) -> None:
+    report = report_of(validated(job_file, Path("/nowhere/at/all")))
+    assert report.good and report.validation is None
+    assert "validation.enable is not true" in check_text(report)
+
+
+# ---- the command
+
+
+def test_the_command_answers_with_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(DEMO) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "yes: fits on 1, 2, 4, 8 data-parallel ranks"
+    assert f"{not_installed()} assumed (it is not installed)" in out
+    assert command(DEMO, "--dp", "8,3") == 1
+    assert "no: fits on 8 data-parallel ranks; does not fit on 3" in capsys.readouterr().out
+
+
+def test_the_same_question_has_the_same_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for _ in range(2):
+        command(DEMO, "--dp", "3,4")
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert max(map(len, outputs[0].splitlines())) <= WIDTH
+
+
+def test_overrides_are_those_of_training_wherever_they_stand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--training.seq_len", "64", DEMO, "--dp=4", "--zephon.lanes=8", "--checkpoint.no_enable") == 0
+    out = capsys.readouterr().out
+    assert "32 sequences of 64 tokens" in out and "8 lanes" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere.toml"], "no such TOML file: 'nowhere.toml'"),
+        ([DEMO, "--zephon.lans", "8"], "Did you mean 'lanes'?"),
+        ([DEMO, "--training.global_batch_size", "-1"], "grows with the GPU count"),
+        ([DEMO, "--training.seq_len", "long"], "training.seq_len = 'long' is a str"),
+        ([DEMO, "--model.hf_assets_path", "no/such"], "model.hf_assets_path = 'no/such' is not a folder"),
+        ([DEMO, "--zephon.sources.books.path", "no/such"], "no file or folder"),
+        ([DEMO, "--zephon.sources.books.field", "body"], "body"),
+        ([DEMO, "--checkpoint", "no/such"], "checkpoint"),
+    ],
+    ids=["job", "key", "batch", "type", "tokenizer", "source", "field", "checkpoint"],
+)
+def test_a_wrong_job_is_one_paragraph_and_exit_code_2(
+    words: list[object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*words) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.err.startswith("torchtitan-zephon: ")
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("words", [["--dp", "4,x"], ["--dp", "0"], ["--frob"], ["--torchtitan", "1.0"]])
+def test_a_wrong_use_is_exit_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["check", str(DEMO), *words])
+    assert exit_.value.code == 2
+    assert words[-1] in capsys.readouterr().err
+
+
+def test_labels_are_those_of_the_release_asked_for(job_file: Path) -> None:
+    assert "labels within each document" in check_text(report_of(job_file, version="0.3.0"))
+    assert "labels within each sequence" in check_text(report_of(job_file, version="0.2.2"))
+
+
+def test_without_torchtitan_the_newest_release_is_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert find_release(None) == Release(version=list(GENERATIONS)[-1], unchecked="it is not installed")
+
+
+def test_an_installed_release_that_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: "9.9.9")
+    with pytest.raises(ConfigError, match=r"9\.9\.9 is installed; supported"):
+        find_release(None)
+    assert find_release("0.2.2").unchecked is not None
+
+
+def test_neither_torch_nor_torchtitan_is_needed() -> None:
+    script = (
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'torchtitan', 'tyro']));"
+        f"from torchtitan_zephon.cli import main; sys.exit(main(['check', {str(DEMO)!r}, '--dp', '4']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "assumed (it " in done.stdout and "yes: fits on 4" in done.stdout

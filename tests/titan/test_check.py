@@ -1,0 +1,373 @@
+"""`torchtitan-zephon check` on TorchTitan: the same tokenizer, defaults and rules, and real checkpoints."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchtitan")
+
+import torch.distributed.checkpoint as dcp
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.processors import TemplateProcessing
+from torchtitan.components.tokenizer import HuggingFaceTokenizer
+
+from tests.scenarios import BOS, EOS, rank_steps, texts_of, tokenizer_folder, write_jsonl
+from torchtitan_zephon import ConfigError, RunSettings, TokenizerError
+from torchtitan_zephon.check import Report, check, find_release
+from torchtitan_zephon.check.resume import checkpoint_of
+from torchtitan_zephon.check.sources import tokenizer_of
+from torchtitan_zephon.check.stated import DEFAULTS
+from torchtitan_zephon.check.text import check_text
+from torchtitan_zephon.cli import main
+from torchtitan_zephon.config import Recipe
+from torchtitan_zephon.plan.layout import Layout
+from torchtitan_zephon.run.stream import RankStream
+from torchtitan_zephon.titan import STOCK, installed_version
+from torchtitan_zephon.titan.checkpoint import read_loader_state
+from torchtitan_zephon.titan.job import Job, parse_job
+from torchtitan_zephon.titan.loader import Feed, tokenizer_spec
+from torchtitan_zephon.titan.preflight import Restart, checkpoint_to_load
+
+ROOT = Path(__file__).resolve().parents[2]
+VERSION = installed_version()
+OLDER = VERSION == "0.2.2"
+STEPS = 3
+JOB = """
+[job]
+dump_folder = "{folder}/out"
+[model]
+name = "llama3"
+flavor = "debugmodel"
+hf_assets_path = "{tokenizer}"
+[training]
+global_batch_size = 16
+local_batch_size = 2
+seq_len = 32
+[zephon]
+lanes = 8
+seed = 5
+chunk_bytes = 4096
+[zephon.sources.news]
+path = "news"
+[zephon.sources.wiki]
+path = "wiki"
+"""
+
+
+def job_of(job_file: Path, *overrides: str) -> Job:
+    return parse_job([f"--job.config_file={job_file}", *overrides], STOCK[VERSION])
+
+
+def report_of(job_file: Path, checkpoint: Path | None, *overrides: str, dp: list[int] | None = None) -> Report:
+    return check(job_of(job_file, *overrides), find_release(None), dp, checkpoint)
+
+
+def save(folder: Path, state: dict[str, Any]) -> Path:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        dcp.save(state, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job with a checkpoint of its stream behind step 3, and an older one, in its dump folder."""
+    folder = tmp_path_factory.mktemp("check")
+    for name, first in (("news", 0), ("wiki", 10_000)):
+        write_jsonl(folder / name / "a.jsonl", texts_of(200, first=first))
+    file = folder / "job.toml"
+    file.write_text(JOB.format(folder=folder, tokenizer=tokenizer_folder()), "utf-8")
+    program = report_of(file, None).train.program
+    layout = Layout(lanes=8, global_batch_size=16, local_batch_size=2)
+    stream = RankStream(program, layout, RunSettings())
+    for step, number in ((1, 1), (STEPS, 2)):
+        rank_steps(stream, number)
+        state = {"dataloader": stream.state_dict(), "train_state": {"step": step}}
+        save(folder / "out" / "checkpoint" / f"step-{step}", state)
+    stream.close()
+    (folder / "out" / "checkpoint" / "step-9").mkdir()  # its save was cut off
+    return file
+
+
+def checkpoints(job_file: Path) -> Path:
+    return job_file.parent / "out" / "checkpoint"
+
+
+# ---- the tokenizer
+
+
+def adds(folder: Path, *tokens: str, config: object = None) -> Path:
+    """The small tokenizer in ``folder`` with a post-processor that adds ``tokens`` and the given config file."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder() / "tokenizer.json"))
+    if tokens:
+        before, after = (f"{BOS} " if BOS in tokens else ""), (f" {EOS}" if EOS in tokens else "")
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{before}$A{after}", special_tokens=[(t, tokenizer.token_to_id(t)) for t in tokens]
+        )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    return folder
+
+
+def padded(folder: Path) -> Path:
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder() / "tokenizer.json"))
+    tokenizer.enable_padding(length=8)
+    tokenizer.enable_truncation(4)
+    tokenizer.add_tokens([AddedToken("extra", normalized=False)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def from_words(folder: Path, vocabulary: str, merges: bool) -> Path:
+    """A folder without tokenizer.json: a vocabulary as JSON or lines, with merges or without."""
+    words = ["[UNK]", "a", "b", "c", "ab", "abc", EOS]
+    if vocabulary == "vocab.json":
+        (folder / vocabulary).write_text(json.dumps({word: i for i, word in enumerate(words)}), "utf-8")
+    else:
+        (folder / vocabulary).write_text("".join(f"{word}\n" for word in words), "utf-8")
+    if merges:
+        (folder / "merges.txt").write_text("#version: 0.2\na b\n\nab c\n", "utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS}), "utf-8")
+    return folder
+
+
+NAMED = {"bos_token": BOS, "eos_token": EOS}
+LISTED = {
+    "bos_token": {"content": BOS, "lstrip": True, "__type": "AddedToken"},
+    "pad_token": "<|pad|>",
+    "eos_token": EOS,
+    "add_bos_token": False,
+    "added_tokens_decoder": {
+        "400": {"content": "<|tool|>", "special": False, "normalized": False},
+        "1": {"content": EOS},
+        "401": "no table, so not a token",
+    },
+}
+TOKENIZERS = {
+    "demo": lambda folder: ROOT / "demo" / "tokenizer",
+    "small": lambda folder: tokenizer_folder(),
+    "adds BOS": lambda folder: adds(folder, BOS, config=NAMED),
+    "adds EOS": lambda folder: adds(folder, EOS, config=NAMED),
+    "adds both": lambda folder: adds(folder, BOS, EOS, config=NAMED),
+    "one token for both": lambda folder: adds(folder, config={"bos_token": EOS, "eos_token": EOS}),
+    "one new token for both": lambda folder: adds(folder, config={"bos_token": "<|x|>", "eos_token": "<|x|>"}),
+    "a list of added tokens": lambda folder: adds(folder, config=LISTED),
+    "tokens that are new": lambda folder: adds(folder, config={"bos_token": "<s>", "eos_token": "</s>"}),
+    "EOS alone": lambda folder: adds(folder, config={"bos_token": None, "eos_token": EOS}),
+    "an empty config": lambda folder: adds(folder, config={}),
+    "no config": lambda folder: adds(folder),
+    "padded and cut": padded,
+    "vocab.json, merges": lambda folder: from_words(folder, "vocab.json", merges=True),
+    "vocab.json": lambda folder: from_words(folder, "vocab.json", merges=False),
+    "vocab.txt": lambda folder: from_words(folder, "vocab.txt", merges=False),
+}
+
+
+@pytest.mark.parametrize("make", TOKENIZERS.values(), ids=TOKENIZERS)
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(add_bos=False), Recipe(add_eos=False)], ids=["", "-bos", "-eos"])
+def test_the_tokenizer_is_to_the_last_id_the_one_that_torchtitan_gives_the_loader(
+    make: Any, recipe: Recipe, job_file: Path, tmp_path: Path
+) -> None:
+    folder = make(tmp_path)
+    job = job_of(job_file, "--model.hf_assets_path", str(folder))
+    ours = tokenizer_of(job, recipe, VERSION)
+    theirs = tokenizer_spec(HuggingFaceTokenizer(tokenizer_path=str(folder)), recipe)
+    assert ours.identity == theirs.identity
+
+
+# ---- the same rules as a start
+
+
+def test_what_a_job_does_not_state_is_what_torchtitan_takes(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('[training]\nglobal_batch_size = 16\n[zephon.sources.a]\npath = "a"\n', "utf-8")
+    build_config = importlib.import_module(f"torchtitan_zephon.titan.{'v022' if OLDER else 'v030_job'}").build_config
+    config = build_config(job_of(file))
+    for (section, key), default in DEFAULTS.items():
+        if OLDER:
+            table = getattr(config, section)
+        elif section in ("job", "model"):
+            table = config
+        else:
+            table = config.validator if section == "validation" else getattr(config, section)
+        assert getattr(table, key) == default, (section, key)
+
+
+def test_the_stream_and_the_degrees_are_those_of_the_loader(job_file: Path) -> None:
+    held = f"--zephon.validation.sources.held.path={job_file.parent / 'news'}"
+    report = report_of(job_file, None, held, "--validation.enable", dp=[1, 4, 6])
+    assert report.validation is not None and report.job.validation is not None
+    tokenizer = HuggingFaceTokenizer(tokenizer_path=str(tokenizer_folder()))
+    settings = report.job.settings
+    train = Feed(recipe=report.job.recipe, settings=settings, global_batch_size=16)
+    once = Feed(recipe=report.job.validation, settings=settings, global_batch_size=16, infinite=False)
+    for feed, reading in ((train, report.train), (once, report.validation)):
+        assert reading.program.identity == feed.program(32, tokenizer).identity
+        for degree in reading.degrees:
+            if degree.problem is None:
+                layout = feed.layout(degree.dp, 0, 2)
+                assert (layout.global_batch_size, layout.local_batches) == (
+                    degree.global_batch_size,
+                    degree.local_batches,
+                )
+            else:
+                with pytest.raises(ConfigError) as error:
+                    feed.layout(degree.dp, 0, 2)
+                assert str(error.value) == degree.problem
+
+
+def test_the_jobs_other_sections_are_checked_by_the_installed_release(job_file: Path) -> None:
+    report = report_of(job_file, None)
+    assert report.release.unchecked is None and report.vocab_size == 2048
+    assert f"{VERSION}, installed" in check_text(report)
+    for overrides, message in {
+        ("--training.stepps", "20"): rf"training\.stepps: TorchTitan {VERSION} has no such key",
+        ("--model.flavor", "70C"): "70C",
+        ("--model.name", "lama3"): "lama3",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            report_of(job_file, None, *overrides)
+
+
+def test_a_tokenizer_larger_than_the_models_vocabulary_is_refused(job_file: Path, tmp_path: Path) -> None:
+    tokens = {str(n): {"content": f"<|{n}|>"} for n in range(2000)}
+    folder = adds(tmp_path, config={**NAMED, "added_tokens_decoder": tokens})
+    with pytest.raises(TokenizerError, match="vocabulary has 2048 entries"):
+        report_of(job_file, None, "--model.hf_assets_path", str(folder))
+
+
+# ---- checkpoints
+
+
+@pytest.mark.parametrize("place", ["out", "out/checkpoint", "out/checkpoint/step-3"])
+def test_the_newest_complete_checkpoint_is_found_and_can_be_resumed(job_file: Path, place: str) -> None:
+    report = report_of(job_file, job_file.parent / place)
+    assert report.good and report.resume is not None
+    assert report.resume.path == checkpoints(job_file) / "step-3"
+    text = check_text(report)
+    assert f"checkpoint {report.resume.path}\n  behind step 3, 8 lanes, global batch 16, state format " in text
+    assert "the job can resume from it" in text and text.endswith("; can resume")
+
+
+def test_an_older_step_named_outright_is_the_one_checked(job_file: Path) -> None:
+    resume = report_of(job_file, checkpoints(job_file) / "step-1").resume
+    assert resume is not None and resume.possible and resume.step == 1
+
+
+def test_every_field_that_differs_is_told_the_long_ones_on_lines_of_their_own(job_file: Path, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "news" / "a.jsonl", texts_of(201))
+    changed = ("--zephon.seed", "6", "--training.global_batch_size", "32", "--zephon.sources.news.path")
+    report = report_of(
+        job_file,
+        checkpoints(job_file),
+        *(*changed, str(tmp_path / "news"), "--model.hf_assets_path", str(ROOT / "demo" / "tokenizer")),
+    )
+    assert not report.good and report.resume is not None
+    fields = [change.split(": ")[0] for change in report.resume.changes]
+    assert fields == [
+        "global_batch_size",
+        "seed",
+        "shuffle_seed",
+        "sources.news.shards.a.jsonl",
+        "tokenizer.sha256",
+    ]
+    text = check_text(report)
+    assert "    global_batch_size: 16 -> 32\n    seed: 5 -> 6\n" in text
+    assert "    tokenizer.sha256:\n        " in text and "\n     -> " in text
+    assert text.endswith("; cannot resume")
+    assert max(map(len, text.splitlines())) <= 100 or str(tmp_path) in text
+
+
+def test_another_global_batch_is_allowed_where_the_job_says_so(job_file: Path) -> None:
+    wider = ("--training.global_batch_size", "32")
+    refused = report_of(job_file, checkpoints(job_file), *wider).resume
+    assert refused is not None and refused.changes == ("global_batch_size: 16 -> 32",)
+    report = report_of(job_file, checkpoints(job_file), *wider, "--zephon.allow_changes", '["global_batch_size"]')
+    assert report.good and "global_batch_size goes from 16 to 32" in check_text(report)
+
+
+def state_of(job_file: Path) -> dict[str, Any]:
+    return read_loader_state(checkpoints(job_file) / "step-3")
+
+
+def test_a_trainer_at_another_step_than_the_stream_is_told(job_file: Path, tmp_path: Path) -> None:
+    state = {"dataloader": state_of(job_file), "train_state": {"step": 5}}
+    path = save(tmp_path / "step-5", state)
+    resume = report_of(job_file, path).resume
+    assert resume is not None and not resume.possible
+    assert "trainer behind step 5 and the data stream behind step 3" in resume.problems[0]
+    ignored = report_of(job_file, path, "--checkpoint.exclude_from_loading", "train_state").resume
+    assert ignored is not None and ignored.possible
+
+
+def test_a_checkpoint_that_lacks_a_lane_or_is_not_ours_cannot_be_resumed(job_file: Path, tmp_path: Path) -> None:
+    state = state_of(job_file)
+    del state["lane"]["00005"]
+    lacking = report_of(job_file, save(tmp_path / "step-3", {"dataloader": state})).resume
+    assert lacking is not None and "no state of lane 5" in lacking.problems[0]
+    foreign = report_of(job_file, save(tmp_path / "step-4", {"model": {"w": 1}})).resume
+    assert foreign is not None and foreign.step is None and "no loader state" in foreign.problems[0]
+
+
+def test_leaving_the_loader_out_is_noted(job_file: Path) -> None:
+    report = report_of(job_file, checkpoints(job_file), "--checkpoint.exclude_from_loading", '["dataloader"]')
+    assert report.resume is not None and "begins a new stream instead" in report.resume.notes[0]
+
+
+def test_a_folder_without_a_checkpoint_is_exit_code_2(
+    job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(job_file), "--checkpoint", str(tmp_path)]) == 2
+    assert "no complete checkpoint" in capsys.readouterr().err
+    assert main(["check", str(job_file), "--checkpoint", str(checkpoints(job_file)), "--zephon.seed=6"]) == 1
+    assert "seed: 5 -> 6" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("--checkpoint.enable",),
+        ("--checkpoint.enable", "--checkpoint.load_step", "1"),
+        ("--checkpoint.enable", "--checkpoint.load_step", "0"),
+        ("--checkpoint.enable", "--checkpoint.folder", "none"),
+        ("--checkpoint.enable", "--checkpoint.folder", "none", "--checkpoint.initial_load_path", "{folder}/step-1"),
+        (
+            "--checkpoint.enable", "--checkpoint.folder", "none", "--checkpoint.initial_load_path", "{folder}/step-1",
+            "--checkpoint.no_initial_load_model_only",
+        ),
+    ],
+)  # fmt: skip
+def test_the_checkpoint_the_job_would_load_is_the_trainers_choice(job_file: Path, overrides: tuple[str, ...]) -> None:
+    words = [word.format(folder=checkpoints(job_file)) for word in overrides]
+    report = report_of(job_file, None, *words)
+    table = {**report.job.sections.get("checkpoint", {})}
+    restart = Restart(
+        enable=table.get("enable", False),
+        folder=job_file.parent / "out" / table.get("folder", "checkpoint"),
+        load_step=table.get("load_step", -1),
+        initial_load_path=table.get("initial_load_path"),
+        initial_load_model_only=table.get("initial_load_model_only", True),
+        exclude_from_loading=[],
+    )
+    assert report.would_load == checkpoint_of(report.job) == checkpoint_to_load(restart)
+    if report.would_load is not None:
+        assert f"the job would load {report.would_load}" in check_text(report)
+
+
+def test_a_step_to_load_that_is_not_complete_is_told(job_file: Path) -> None:
+    text = check_text(report_of(job_file, None, "--checkpoint.enable", "--checkpoint.load_step", "9"))
+    assert "is told to load" in text and "no complete checkpoint" in text
+
+
+def test_the_check_leaves_no_file_behind(job_file: Path) -> None:
+    before = sorted(job_file.parent.rglob("*"))
+    report_of(job_file, checkpoints(job_file), "--zephon.ledger")
+    assert sorted(job_file.parent.rglob("*")) == before

@@ -1,0 +1,157 @@
+"""Can a job go on from a checkpoint? Every reason why not, not only the first.
+
+What flows in: the compiled program of a job, and a checkpoint's folder. What flows out: a ``Resume``. The
+checkpoint is opened through torch, by one process alone; no data is replayed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import ConfigError, RecipeChangedError, StateError, ZephonError
+from ..plan.layout import Layout
+from ..program import Program
+from ..run.stream import RankStream
+from ..state import NEW_STREAM, OLDER_STEP, StreamState, check_recipe, decode_stream
+from ..titan.job import Job
+from .stated import stated
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """Whether a job can go on from the checkpoint at ``path``: yes if there are no changes and no problems.
+
+    ``changes``: every field of the recipe that differs, ``field: checkpoint -> now``. ``step``: the
+    trainer's, None if the checkpoint cannot be read.
+    """
+
+    path: Path
+    step: int | None = None
+    global_batch_size: int = 0
+    lanes: int = 0
+    changes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def possible(self) -> bool:
+        """Whether the job can go on."""
+        return not self.changes and not self.problems
+
+
+def check_resume(job: Job, program: Program, path: Path) -> Resume:
+    """Compare ``job`` with the complete checkpoint at ``path``, as a start does before it loads it."""
+    titan = _reader()
+    excluded: list[str] = stated(job, "checkpoint", "exclude_from_loading")
+    try:
+        state = titan.read_loader_state(path)
+        stream = decode_stream(state["stream"])
+        trainer = None if "train_state" in excluded else titan.read_trainer_step(path)
+    except StateError as error:
+        return Resume(path=path, problems=(str(error),))
+    changes = _changes(stream, program, job)
+    problems = () if changes else _problems(state, program, job)
+    own = stream.first_step + stream.step
+    if trainer is not None and trainer != own:
+        problems = (
+            *problems,
+            f"the checkpoint has the trainer behind step {trainer} and the data stream behind step {own}, so they are "
+            f"not of one moment: training on would skip or repeat data. {OLDER_STEP} {NEW_STREAM}",
+        )
+    return Resume(
+        path=path,
+        step=own,
+        global_batch_size=stream.global_batch_size,
+        lanes=len(state["lane"]),
+        changes=changes,
+        problems=problems,
+        notes=_notes(stream, job, excluded),
+    )
+
+
+def _changes(stream: StreamState, program: Program, job: Job) -> tuple[str, ...]:
+    changes: list[str] = []
+    try:
+        check_recipe(stream.recipe, program.identity)
+    except RecipeChangedError as error:
+        changes = error.changes
+    before, now = stream.global_batch_size, job.global_batch_size
+    if before != now and "global_batch_size" not in job.settings.allow_changes:
+        changes = [f"global_batch_size: {before} -> {now}", *changes]
+    return tuple(changes)
+
+
+def _problems(state: dict[str, Any], program: Program, job: Job) -> tuple[str, ...]:
+    """What is wrong with the lanes of a checkpoint whose recipe fits."""
+    settings = dataclasses.replace(job.settings, ledger=None)
+    try:
+        alone = Layout(lanes=job.recipe.lanes, global_batch_size=job.global_batch_size, local_batch_size=1)
+        RankStream(program, alone, settings).load_state_dict(state)
+    except (StateError, ConfigError) as error:
+        return (str(error),)
+    return ()
+
+
+def _notes(stream: StreamState, job: Job, excluded: list[str]) -> tuple[str, ...]:
+    notes = []
+    before, now = stream.global_batch_size, job.global_batch_size
+    if before != now and "global_batch_size" in job.settings.allow_changes:
+        notes.append(f"global_batch_size goes from {before} to {now} there, as zephon.allow_changes permits.")
+    if "dataloader" in excluded:
+        notes.append(
+            "checkpoint.exclude_from_loading has 'dataloader', so the job as it stands begins a new stream instead."
+        )
+    return tuple(notes)
+
+
+# ---- folders
+
+
+def find_checkpoint(path: Path, job: Job) -> Path:
+    """The checkpoint that ``path`` means: itself (step-N), or the newest complete one in it.
+
+    ``path`` may also be a run's dump folder. Raises ``StateError`` if there is none.
+    """
+    for folder in (path, path / stated(job, "checkpoint", "folder")):
+        if (folder / ".metadata").is_file():
+            return folder
+        if (step := _reader().latest_step(folder)) > 0:
+            return folder / f"step-{step}"
+    raise StateError(
+        f"there is no complete checkpoint at {str(path)!r}; give a folder step-N with .metadata in it, the folder of "
+        "such folders, or the dump folder of a run."
+    )
+
+
+def checkpoint_of(job: Job) -> Path | None:
+    """The checkpoint that ``job`` itself would load now, complete or not; None without torch to look with.
+
+    ``titan.preflight.checkpoint_to_load`` has the same rule, on TorchTitan's configuration.
+    """
+    if not stated(job, "checkpoint", "enable"):
+        return None
+    folder = Path(stated(job, "job", "dump_folder")) / stated(job, "checkpoint", "folder")
+    step: int = stated(job, "checkpoint", "load_step")
+    if step == -1 and folder.is_dir():
+        try:
+            step = _reader().latest_step(folder)
+        except ZephonError:
+            return None
+    if step > 0:
+        return folder / f"step-{step}"
+    initial = stated(job, "checkpoint", "initial_load_path", "")
+    if initial and not folder.exists() and not stated(job, "checkpoint", "initial_load_model_only"):
+        return Path(initial)
+    return None
+
+
+def _reader() -> ModuleType:
+    try:
+        from ..titan import checkpoint
+    except ImportError as error:
+        raise ZephonError(f"reading a checkpoint needs torch, in the build that fits the machine ({error}).") from None
+    return checkpoint
