@@ -54,6 +54,13 @@ def test_the_configuration_reference_is_that_of_the_code() -> None:
     )
 
 
+def test_the_tests_that_a_page_names_exist() -> None:
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    for page in PAGES:
+        for name in re.findall(r"`(test_\w+)`", page.read_text("utf-8")):
+            assert f"def {name}(" in code, f"{page.name}: {name}"
+
+
 def test_every_relative_link_leads_to_a_file() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text("utf-8")):

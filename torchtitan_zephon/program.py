@@ -137,7 +137,8 @@ class Program:
             f"  tokenize field {', '.join(sorted({repr(s.field) for s in self.sources}))}: largest id "
             f"{self.tokenize.largest_id()}, bos {spec.add_bos}, eos {spec.add_eos}, special tokens in text "
             f"{spec.special_tokens_in_text}",
-            f"  pack {r.pack} to {self.seq_len} tokens, labels within each {r.label_shift}; flush every {r.flush_every_sequences} sequences a lane",
+            f"  pack {r.pack} to {self.seq_len} tokens, labels within each {r.label_shift}; flush every "
+            f"{r.flush_every_sequences} sequences a lane",
             f"  shuffle: chunks {r.shuffle_chunks}, records {r.shuffle_records}, buffer "
             f"{r.shuffle_buffer_sequences} sequences",
         ]

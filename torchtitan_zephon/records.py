@@ -137,8 +137,9 @@ class Sequence(NamedTuple):
 class Batch:
     """One local batch: input, labels, positions, each int64 [local batch, seq_len].
 
-    Labels are the next token inside the document, or -100; positions restart with each document
-    and at the start of a row. ``sequences`` gives provenance. ``step`` counts from 1.
+    Labels are the next token inside the document (of the sequence, with ``label_shift`` "sequence"),
+    or -100; positions restart with each document and at the start of a row. ``sequences`` gives the
+    provenance. ``step`` counts from 1.
     """
 
     input: np.ndarray

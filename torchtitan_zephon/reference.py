@@ -40,7 +40,11 @@ def reference() -> str:
     """The reference as Markdown."""
     parts = [_HEAD, "\n## The stream: decides every byte, stored in checkpoints\n", _table(Recipe)]
     parts += ["\n## A source: `[zephon.sources.NAME]`\n", _table(SourceConfig)]
-    parts += ["\n## Speed: changes no byte\n", _table(RunSettings, leave_out={"ledger"}), _JOB]
+    parts += [
+        "\n## How it runs: what the lanes deliver stays the same\n",
+        _table(RunSettings, leave_out={"ledger"}),
+        _JOB,
+    ]
     return "\n".join(parts)
 
 
@@ -50,7 +54,7 @@ def _table(config: type[Any], leave_out: frozenset[str] | set[str] = frozenset()
     for f in dataclasses.fields(config):
         if f.name in leave_out:
             continue
-        default = "" if f.default is dataclasses.MISSING else f"`{_toml(f.default)}`"
+        default = f"`{_toml(f.default_factory() if f.default is dataclasses.MISSING else f.default)}`"  # type: ignore[operator]
         low, high = f.metadata["low"], f.metadata["high"]
         allowed = "" if low is None else f" Allowed: {low} or more." if high is None else f" Allowed: {low} to {high}."
         rows.append(f"| `{f.name}` | {_type(hints[f.name])} | {default} | {f.metadata['doc']}{allowed} |")
@@ -58,7 +62,7 @@ def _table(config: type[Any], leave_out: frozenset[str] | set[str] = frozenset()
 
 
 def _toml(value: Any) -> str:
-    if value is None:
+    if value is None or value == {}:
         return "none"
     return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
 
@@ -66,6 +70,8 @@ def _toml(value: Any) -> str:
 def _type(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(f'`"{v}"`' for v in typing.get_args(hint))
+    if typing.get_origin(hint) is list:
+        return f"list of {_type(typing.get_args(hint)[0])}"
     if typing.get_origin(hint) is dict:
         return "tables"
     return str(getattr(hint, "__name__", None) if isinstance(hint, type) else hint).replace(" | None", "")

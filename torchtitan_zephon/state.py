@@ -1,11 +1,11 @@
 """The only schema of the checkpoint: canonical JSON bytes, readable by eye, never unpickled.
 
 What flows in and out: ``StreamState`` (one for the job) and ``LaneState`` (one a lane), each as
-bytes. A checkpoint names a place in the stream and holds none of it, except the carry: the
-under one row of tokens that ``wrap`` keeps across a flush, at 4 bytes a token. Size: a few
+bytes. A checkpoint names a place in the stream and holds none of it, except the carry:
+at most one row of tokens that ``wrap`` keeps across a flush, at 4 bytes a token. Size: a few
 hundred bytes a lane plus the carry, however long the run.
 
-A value that is damaged, foreign or of a newer format is refused by name. ``merge`` and
+A value that is damaged, foreign or of another format is refused by name. ``merge`` and
 ``split`` are not needed: a lane's state is the same bytes whichever rank saves it.
 """
 

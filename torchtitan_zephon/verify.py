@@ -76,8 +76,10 @@ def compare_checkpoints(a: dict[str, Any], b: dict[str, Any]) -> Verdict:
         check_recipe(streams[0].recipe, streams[1].recipe)
     except RecipeChangedError as error:
         return Verdict(False, "two recipes (first -> second):\n    " + "\n    ".join(error.changes))
-    if streams[0].step != streams[1].step:
-        return Verdict(False, f"one recipe, but step {streams[0].step} against step {streams[1].step}.")
+    if streams[0].lane_sequences != streams[1].lane_sequences:
+        steps = f"step {streams[0].step} against step {streams[1].step}"
+        sequences = f"{streams[0].lane_sequences} and {streams[1].lane_sequences} sequences a lane"
+        return Verdict(False, f"one recipe, but {steps}: {sequences}.")
     names = sorted(streams[0].recipe["sources"])
     for key in sorted(a["lane"].keys() | b["lane"].keys()):
         if key not in a["lane"] or key not in b["lane"]:

@@ -6,6 +6,7 @@ a mark in the environment, which each descendant inherits.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -50,7 +51,7 @@ class Launch:
         """All that the launch has said so far."""
         return "".join(self.lines)
 
-    def saw(self, pattern: str, times: int = 1, timeout_s: float = 120) -> bool:
+    def saw(self, pattern: str, times: int = 1, timeout_s: float = 600) -> bool:
         """Wait for the ``times``-th line that matches; False if the launch ends before."""
         end, seen, at = time.monotonic() + timeout_s, 0, 0
         while True:
@@ -70,7 +71,7 @@ class Launch:
         """Whether torchrun has exited and all output is read."""
         return self._agent.poll() is not None and not self._reader.is_alive()
 
-    def wait(self, timeout_s: float = 120) -> int:
+    def wait(self, timeout_s: float = 600) -> int:
         """torchrun's exit code."""
         code = self._agent.wait(timeout_s)
         self._reader.join(10)
@@ -92,10 +93,8 @@ class Launch:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to every process of the launch."""
         for pid in self.pids():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                pass
 
     def kill(self) -> None:
         """``kill -9`` of every process, until none is left."""

@@ -18,8 +18,9 @@ from typing import Any
 
 from torchtitan_zephon.titan import cpu
 
-cpu.activate()
+cpu.activate()  # TorchTitan looks for its device when it is imported
 
+# ruff: noqa: E402
 import numpy as np
 import torch
 import torch.distributed as dist

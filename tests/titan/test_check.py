@@ -18,7 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.scenarios import BOS, EOS, rank_steps, texts_of, tokenizer_folder, write_jsonl
-from torchtitan_zephon import ConfigError, RunSettings, TokenizerError
+from torchtitan_zephon import ConfigError, RunSettings, StateError, TokenizerError
 from torchtitan_zephon.check import Report, check, find_release
 from torchtitan_zephon.check.resume import checkpoint_of
 from torchtitan_zephon.check.sources import tokenizer_of
@@ -29,10 +29,10 @@ from torchtitan_zephon.config import Recipe
 from torchtitan_zephon.plan.layout import Layout
 from torchtitan_zephon.run.stream import RankStream
 from torchtitan_zephon.titan import STOCK, installed_version
-from torchtitan_zephon.titan.checkpoint import read_loader_state
+from torchtitan_zephon.titan.checkpoint import check_files, read_loader_state
 from torchtitan_zephon.titan.job import Job, parse_job
 from torchtitan_zephon.titan.loader import Feed, tokenizer_spec
-from torchtitan_zephon.titan.preflight import Restart, checkpoint_to_load
+from torchtitan_zephon.titan.preflight import Restart, check_checkpoint, checkpoint_to_load
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = installed_version()
@@ -257,8 +257,9 @@ def test_the_newest_complete_checkpoint_is_found_and_can_be_resumed(job_file: Pa
 
 
 def test_an_older_step_named_outright_is_the_one_checked(job_file: Path) -> None:
-    resume = report_of(job_file, checkpoints(job_file) / "step-1").resume
-    assert resume is not None and resume.possible and resume.step == 1
+    report = report_of(job_file, checkpoints(job_file) / "step-1")
+    assert report.resume is not None and report.resume.possible and report.resume.step == 1
+    start(report, report.resume.path)
 
 
 def test_every_field_that_differs_is_told_the_long_ones_on_lines_of_their_own(job_file: Path, tmp_path: Path) -> None:
@@ -297,23 +298,65 @@ def state_of(job_file: Path) -> dict[str, Any]:
     return read_loader_state(checkpoints(job_file) / "step-3")
 
 
+def start(report: Report, path: Path) -> None:
+    """Look at the checkpoint as a start does."""
+    layout = Layout(lanes=8, global_batch_size=16, local_batch_size=2)
+    check_files(path)
+    check_checkpoint(report.train.program, layout, report.job.settings, path)
+
+
+def both_refuse(job_file: Path, path: Path, *overrides: str) -> str:
+    """The first problem of the checkpoint at ``path``, which a start must refuse too."""
+    report = report_of(job_file, path, *overrides)
+    assert report.resume is not None and not report.resume.possible and not report.good
+    with pytest.raises(StateError):
+        start(report, path)
+    return report.resume.problems[0]
+
+
 def test_a_trainer_at_another_step_than_the_stream_is_told(job_file: Path, tmp_path: Path) -> None:
-    state = {"dataloader": state_of(job_file), "train_state": {"step": 5}}
-    path = save(tmp_path / "step-5", state)
-    resume = report_of(job_file, path).resume
-    assert resume is not None and not resume.possible
-    assert "trainer behind step 5 and the data stream behind step 3" in resume.problems[0]
+    path = save(tmp_path / "step-5", {"dataloader": state_of(job_file), "train_state": {"step": 5}})
+    assert "trainer behind step 5 and the data stream behind step 3" in both_refuse(job_file, path)
     ignored = report_of(job_file, path, "--checkpoint.exclude_from_loading", "train_state").resume
     assert ignored is not None and ignored.possible
 
 
-def test_a_checkpoint_that_lacks_a_lane_or_is_not_ours_cannot_be_resumed(job_file: Path, tmp_path: Path) -> None:
-    state = state_of(job_file)
-    del state["lane"]["00005"]
-    lacking = report_of(job_file, save(tmp_path / "step-3", {"dataloader": state})).resume
-    assert lacking is not None and "no state of lane 5" in lacking.problems[0]
-    foreign = report_of(job_file, save(tmp_path / "step-4", {"model": {"w": 1}})).resume
-    assert foreign is not None and foreign.step is None and "no loader state" in foreign.problems[0]
+def lacking(state: dict[str, Any]) -> dict[str, Any]:
+    return {"stream": state["stream"], "lane": {k: v for k, v in state["lane"].items() if k != "00005"}}
+
+
+def exchanged(state: dict[str, Any]) -> dict[str, Any]:
+    return {"stream": state["stream"], "lane": {**state["lane"], "00005": state["lane"]["00006"]}}
+
+
+def stray(state: dict[str, Any]) -> dict[str, Any]:
+    return {"stream": state["stream"], "lane": {**state["lane"], "00008": state["lane"]["00006"]}}
+
+
+def damaged(state: dict[str, Any]) -> dict[str, Any]:
+    return {"stream": state["stream"][:-20], "lane": state["lane"]}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [(lacking, "no state of lane 5"), (exchanged, "lane 5 says"), (stray, "holds lane '00008'"), (damaged, "damaged")],
+)
+def test_a_checkpoint_that_is_not_whole_cannot_be_resumed(
+    job_file: Path, tmp_path: Path, spoil: Any, message: str
+) -> None:
+    state = {"dataloader": spoil(state_of(job_file)), "train_state": {"step": 3}}
+    assert message in both_refuse(job_file, save(tmp_path / "step-3", state))
+
+
+def test_a_checkpoint_without_a_stream_or_with_a_file_cut_short_cannot_be_resumed(
+    job_file: Path, tmp_path: Path
+) -> None:
+    foreign = save(tmp_path / "step-4", {"model": {"w": 1}})
+    assert both_refuse(job_file, foreign)
+    cut = save(tmp_path / "step-5", {"dataloader": state_of(job_file), "train_state": {"step": 3}})
+    (file,) = cut.glob("*.distcp")
+    file.write_bytes(file.read_bytes()[:100])
+    assert file.name in both_refuse(job_file, cut)
 
 
 def test_leaving_the_loader_out_is_noted(job_file: Path) -> None:
@@ -355,9 +398,10 @@ def test_the_checkpoint_the_job_would_load_is_the_trainers_choice(job_file: Path
         load_step=table.get("load_step", -1),
         initial_load_path=table.get("initial_load_path"),
         initial_load_model_only=table.get("initial_load_model_only", True),
+        initial_load_if_no_folder=OLDER,
         exclude_from_loading=[],
     )
-    assert report.would_load == checkpoint_of(report.job) == checkpoint_to_load(restart)
+    assert report.would_load == checkpoint_of(report.job, VERSION) == checkpoint_to_load(restart)
     if report.would_load is not None:
         assert f"the job would load {report.would_load}" in check_text(report)
 

@@ -163,3 +163,18 @@ def test_a_checkpoint_of_another_loader_is_refused_with_the_way_out(tmp_path: Pa
     save({"dataloader": {"dp_rank_0": b"x", "world_size": 4}}, tmp_path / "stock")
     with pytest.raises(StateError, match=r"another data loader.*exclude_from_loading dataloader"):
         read_loader_state(tmp_path / "stock")
+
+
+def test_a_checkpoint_with_a_lane_too_few_or_too_many_is_refused(
+    saved: tuple[Path, list[list[str]]], tmp_path: Path
+) -> None:
+    folder, _ = saved
+    pipeline = small_pipeline(sources_in(folder / "data"), lanes=LANES, global_batch_size=BATCH, local_batch_size=1)
+    stream = pipeline.for_rank(0, 1)
+    state = read_loader_state(folder / "checkpoint")
+    lanes = state["lane"]
+    fewer, more = {k: v for k, v in lanes.items() if k != "00063"}, {**lanes, "00064": lanes["00063"]}
+    for changed, said in ((fewer, "holds no state of lane 63"), (more, "holds lane '00064', which is none of")):
+        save({"dataloader": {"stream": state["stream"], "lane": changed}}, tmp_path / str(len(changed)))
+        with pytest.raises(StateError, match=said):
+            check_checkpoint(stream.program, stream.layout, stream.settings, tmp_path / str(len(changed)))

@@ -21,9 +21,9 @@ from tests.titan.launches import Launch
 from tests.titan.scenarios import JOB, ROOT, hashes, job_folder, trained
 
 pytestmark = pytest.mark.slow
-RANKS = (2, 1, 4, 2)
-STEPS_A_KILL = 3
-"""Steps of the run for each kill: a launch is killed at its first, second or third save."""
+RANKS = (2, 1, 2, 1, 4)
+STEPS_A_KILL = 2
+"""Steps of the run for each kill: a launch is killed at its first, second or third save, so most do one or two."""
 SAVE = "(Saving|Staging) the checkpoint"
 SAVED = r"Finished saving the checkpoint.*in (\d+\.\d+) seconds"
 SPREAD = 1.3
@@ -68,7 +68,7 @@ def check_restart(output: str, complete: list[int], cut_off: list[int]) -> None:
     assert f"zephon: continuing behind step {newest}" in output
     assert f"Training starts at step {newest + 1}" in output
     for step in cut_off:
-        assert re.search(rf"step-{step} has no \.metadata", output), f"nothing was said of step-{step}:\n{output[:3000]}"
+        assert re.search(rf"step-{step} has no \.metadata", output), output[:3000]
 
 
 def test_a_run_killed_at_random_moments_goes_on_exactly(tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -83,9 +83,7 @@ def test_a_run_killed_at_random_moments_goes_on_exactly(tmp_path: Path, request:
     for k in range(kills + 1):
         complete, cut_off = steps_in(dump)
         mode, processes = "async" if k % 2 else "disabled", RANKS[k % len(RANKS)]
-        run = launch(
-            folder, dump, processes, "--checkpoint.async_mode", mode, "--checkpoint.interval", 1, steps=steps
-        )
+        run = launch(folder, dump, processes, "--checkpoint.async_mode", mode, "--checkpoint.interval", 1, steps=steps)
         if k == kills:
             assert run.wait() == 0, run.output[-4000:]
             check_restart(run.output, complete, cut_off)
@@ -109,14 +107,14 @@ def test_a_run_killed_at_random_moments_goes_on_exactly(tmp_path: Path, request:
         complete, cut_off = steps_in(dump)
         new = [s for s in cut_off if s not in before or s > (complete or [0])[-1]]
         done.append(Kill(moment, (complete or [0])[-1], new[-1] if new else None))
-        print(f"kill {k + 1}: {processes} ranks, {time.monotonic() - began:.1f} s, {done[-1]}", flush=True)
+        print(f"kill {k + 1}: {processes} ranks, {time.monotonic() - began:.1f} s, {done[-1]}", flush=True)  # noqa: T201
         if mode == "disabled" and (found := re.findall(SAVED, run.output)):
             save_s = float(found[-1])
         if (dump / "ledger").exists() and any((dump / "ledger").rglob("*.jsonl")):
             assert hashes(dump).items() <= straight.items()
     assert hashes(dump) == straight
     inside = sum(kill.cut_off is not None for kill in done)
-    print(f"{kills} kills, {inside} inside a save, {steps} steps equal to the straight run's")
+    print(f"{kills} kills, {inside} inside a save, {steps} steps equal to the straight run's")  # noqa: T201
 
 
 def test_a_terminated_run_ends_at_once_leaves_nothing_and_goes_on_exactly(tmp_path: Path) -> None:

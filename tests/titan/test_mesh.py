@@ -50,9 +50,7 @@ def processes(out: Path, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_a_mesh_is_fed_the_global_batches_of_an_unbroken_run(
-    out: Path, straight: list[list[str]], name: str
-) -> None:
+def test_a_mesh_is_fed_the_global_batches_of_an_unbroken_run(out: Path, straight: list[list[str]], name: str) -> None:
     sizes, _ = MESHES[name]
     degree = sizes.get("dp_replicate", 1) * sizes.get("dp_shard", 1)
     by_coordinate: dict[int, list[list[str]]] = {}
@@ -71,4 +69,4 @@ def test_a_mesh_is_fed_the_global_batches_of_an_unbroken_run(
 @pytest.mark.parametrize("name", MESHES)
 def test_each_lane_is_in_the_checkpoint_of_a_mesh_once(out: Path, name: str) -> None:
     keys = list(dcp.FileSystemReader(str(out / f"checkpoint-{NUMBERS[name]}")).read_metadata().state_dict_metadata)
-    assert sorted(keys) == ["dataloader.lane.%05d" % lane for lane in range(16)] + ["dataloader.stream"]
+    assert sorted(keys) == [f"dataloader.lane.{lane:05d}" for lane in range(16)] + ["dataloader.stream"]

@@ -96,7 +96,8 @@ def test_a_zephon_flag_of_the_stock_entry_point_changes_the_recipe_and_is_refuse
 def test_a_stock_job_without_the_config_module_says_what_is_missing(folder: Path) -> None:
     job = stock_job(folder, folder / "stock-022-half", 1)
     lines = [line for line in job.read_text().splitlines() if "custom_config_module" not in line]
-    job.write_text("\n".join(lines[: lines.index("[zephon]")]) + '\n[experimental]\ncustom_import = "torchtitan_zephon.titan.v022"\n')
+    half = [*lines[: lines.index("[zephon]")], "[experimental]", 'custom_import = "torchtitan_zephon.titan.v022"']
+    job.write_text("\n".join(half))
     code, output = stock(1, "--job.config_file", job)
     assert code != 0
     assert "set job.custom_config_module = 'torchtitan_zephon.titan.v022'" in output

@@ -173,3 +173,23 @@ def test_a_malformed_line_stops_the_job_with_its_place(folder: Path, tmp_path: P
     )
     text = refused(folder, folder / "bad", 2, "--zephon.sources.books.path", str(tmp_path / "bad.jsonl"))
     assert "source 'books', shard 'bad.jsonl', line at byte 17: not valid JSON" in text
+
+
+def test_a_finite_stream_that_ends_early_says_how_far_it_came(folder: Path) -> None:
+    held_out = str(folder / "data" / "held_out.jsonl")
+    one_pass = ("--zephon.repeat", "false", "--zephon.sources.books.path", held_out, "--checkpoint.no_enable")
+    output = trained(folder, folder / "one-pass", 2, *one_pass, "--zephon.sources.docs.path", held_out)
+    assert "Ran out of data" in output
+    assert re.search(r"zephon: end of data after \d steps; this rank's balance: \d+ records read", output)
+    assert len(hashes(folder / "one-pass")) < STEPS
+
+
+def test_ranks_that_share_lanes_train_on_after_losing_one_and_getting_it_back(
+    folder: Path,
+) -> None:
+    dump = folder / "lost-a-rank"
+    shared = ("--zephon.lanes", "4", "--training.global_batch_size", "12", "--zephon.shared_lanes")
+    trained(folder, folder / "all-ranks", 4, *shared, steps=5)
+    for processes, steps in ((4, 2), (3, 4), (4, 5)):
+        trained(folder, dump, processes, *shared, steps=steps)
+    assert hashes(dump) == hashes(folder / "all-ranks")

@@ -85,7 +85,7 @@ def test_stock_mains_own_parser_hands_the_config_on_unchanged(monkeypatch: pytes
     parsed: list[Any] = []
     monkeypatch.setattr(torchtitan.train, "main", lambda: parsed.append(ConfigManager().parse_args()))
     monkeypatch.setattr(sys, "argv", ["train"])
-    v030.launch(ours)
+    v030_job.launch(ours)
     assert parsed == [ours]
     assert type(parsed[0]) is v030.ZephonTrainer.Config
 

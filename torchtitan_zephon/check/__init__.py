@@ -10,6 +10,7 @@ checked: memory, and that the data replayed is what was trained on (a resume pro
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -89,7 +90,7 @@ def check(job: Job, release: Release, degrees: Sequence[int] | None, checkpoint:
         train=train,
         validation=validation,
         resume=None if checkpoint is None else check_resume(job, train.program, find_checkpoint(checkpoint, job)),
-        would_load=None if checkpoint is not None else checkpoint_of(job),
+        would_load=None if checkpoint is not None else checkpoint_of(job, version),
         vocab_size=vocab_size,
     )
 
@@ -101,6 +102,7 @@ def titan_check(job: Job, release: Release) -> tuple[Release, int | None]:
     """
     if release.unchecked is not None:
         return release, None
+    logging.disable(logging.WARNING)  # TorchTitan warns of its own defaults
     try:
         if release.version == "0.2.2":
             from ..titan import v022
@@ -113,4 +115,6 @@ def titan_check(job: Job, release: Release) -> tuple[Release, int | None]:
             size = getattr(v030_job.build_config(job).model_spec.model, "vocab_size", None)
     except ImportError as error:
         return dataclasses.replace(release, unchecked=f"it cannot be imported here: {error}"), None
+    finally:
+        logging.disable(logging.NOTSET)
     return release, size

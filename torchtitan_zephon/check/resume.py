@@ -6,7 +6,6 @@ checkpoint is opened through torch, by one process alone; no data is replayed.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +14,7 @@ from typing import Any
 from ..errors import ConfigError, RecipeChangedError, StateError, ZephonError
 from ..plan.layout import Layout
 from ..program import Program
-from ..run.stream import RankStream
+from ..run.stream import RankStream, lane_key
 from ..state import NEW_STREAM, OLDER_STEP, StreamState, check_recipe, decode_stream
 from ..titan.job import Job
 from .stated import stated
@@ -44,10 +43,11 @@ class Resume:
 
 
 def check_resume(job: Job, program: Program, path: Path) -> Resume:
-    """Compare ``job`` with the complete checkpoint at ``path``, as a start does before it loads it."""
+    """Compare ``job`` with the complete checkpoint at ``path``; possible where ``titan.preflight`` lets it start."""
     titan = _reader()
     excluded: list[str] = stated(job, "checkpoint", "exclude_from_loading")
     try:
+        titan.check_files(path)
         state = titan.read_loader_state(path)
         stream = decode_stream(state["stream"])
         trainer = None if "train_state" in excluded else titan.read_trainer_step(path)
@@ -87,12 +87,13 @@ def _changes(stream: StreamState, program: Program, job: Job) -> tuple[str, ...]
 
 def _problems(state: dict[str, Any], program: Program, job: Job) -> tuple[str, ...]:
     """What is wrong with the lanes of a checkpoint whose recipe fits."""
-    settings = dataclasses.replace(job.settings, ledger=None)
     try:
         alone = Layout(lanes=job.recipe.lanes, global_batch_size=job.global_batch_size, local_batch_size=1)
-        RankStream(program, alone, settings).load_state_dict(state)
+        RankStream(program, alone, job.settings).load_state_dict(state)
     except (StateError, ConfigError) as error:
         return (str(error),)
+    if strays := sorted(state["lane"].keys() - map(lane_key, alone.own_lanes)):
+        return (f"it holds lane {strays[0]!r}, which is none of the recipe's {alone.lanes}. {OLDER_STEP}",)
     return ()
 
 
@@ -127,14 +128,14 @@ def find_checkpoint(path: Path, job: Job) -> Path:
     )
 
 
-def checkpoint_of(job: Job) -> Path | None:
+def checkpoint_of(job: Job, version: str) -> Path | None:
     """The checkpoint that ``job`` itself would load now, complete or not; None without torch to look with.
 
     ``titan.preflight.checkpoint_to_load`` has the same rule, on TorchTitan's configuration.
     """
     if not stated(job, "checkpoint", "enable"):
         return None
-    folder = Path(stated(job, "job", "dump_folder")) / stated(job, "checkpoint", "folder")
+    folder: Path = Path(stated(job, "job", "dump_folder")) / stated(job, "checkpoint", "folder")
     step: int = stated(job, "checkpoint", "load_step")
     if step == -1 and folder.is_dir():
         try:
@@ -143,10 +144,11 @@ def checkpoint_of(job: Job) -> Path | None:
             return None
     if step > 0:
         return folder / f"step-{step}"
-    initial = stated(job, "checkpoint", "initial_load_path", "")
-    if initial and not folder.exists() and not stated(job, "checkpoint", "initial_load_model_only"):
-        return Path(initial)
-    return None
+    initial: str = stated(job, "checkpoint", "initial_load_path", "")
+    ignored = step != -1 or stated(job, "checkpoint", "initial_load_model_only")
+    if not initial or ignored or (version == "0.2.2" and folder.exists()):
+        return None
+    return Path(initial)
 
 
 def _reader() -> ModuleType:

@@ -122,6 +122,11 @@ def load_tokenizer(
     return spec_of(tokenizer, config, add_bos=add_bos, add_eos=add_eos, special_tokens_in_text=special_tokens_in_text)
 
 
+def _lines(file: Path) -> list[str]:
+    """Not ``splitlines``: a vocabulary may have other line separators in its words."""
+    return file.read_text("utf-8").split("\n")
+
+
 def _from_folder(folder: Path) -> tokenizers.Tokenizer:
     """``tokenizer.json``; without it a vocabulary, put together as TorchTitan's HuggingFaceTokenizer does."""
     words, lines, merges = folder / "vocab.json", folder / "vocab.txt", folder / "merges.txt"
@@ -133,13 +138,12 @@ def _from_folder(folder: Path) -> tokenizers.Tokenizer:
     if words.exists():
         vocabulary = json.loads(words.read_text("utf-8"))
     else:
-        with open(lines, encoding="utf-8") as f:
-            vocabulary = {line.strip(): i for i, line in enumerate(f) if line.strip()}
+        vocabulary = {line.strip(): i for i, line in enumerate(_lines(lines)) if line.strip()}
     if not merges.exists():
         tokenizer = library.Tokenizer(library.models.WordLevel(vocab=vocabulary, unk_token="[UNK]"))
         return tokenizer
-    with open(merges, encoding="utf-8") as f:
-        pairs = [tuple(line.split()[:2]) for line in f if not line.strip().startswith("#") and len(line.split()) >= 2]
+    parts = [line.split() for line in _lines(merges) if not line.strip().startswith("#")]
+    pairs = [(p[0], p[1]) for p in parts if len(p) >= 2]
     tokenizer = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=pairs))
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()

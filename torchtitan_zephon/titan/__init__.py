@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import ConfigError
 
-GENERATIONS = {"0.2.2": "v022", "0.3.0": "v030"}
+GENERATIONS = {"0.2.2": "v022", "0.3.0": "v030_job"}
 """Supported TorchTitan release -> the module here that runs a ``Job`` on it."""
 
 STOCK: dict[str, dict[str, Any]] = {"0.2.2": {"label_shift": "sequence"}, "0.3.0": {"label_shift": "document"}}

@@ -15,25 +15,72 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
 
 from ..errors import StateError
 from ..state import NEW_STREAM, OLDER_STEP
 
 logger = logging.getLogger(__name__)
 
+TRAINER_STEP = "train_state.step"
+HF_INDEX = "model.safetensors.index.json"
+"""What TorchTitan takes for the mark of a complete Hugging Face export (checkpoint.last_save_in_hf)."""
+
 
 def latest_step(folder: Path) -> int:
-    """The newest step whose checkpoint is complete (TorchTitan's rule: it has ``.metadata``), or -1."""
-    return max(complete_steps(folder), default=-1)
+    """The step that TorchTitan takes for the newest complete one, or -1; warns of saves that were cut off.
+
+    Its rule: any name with ``step-N`` in it, if ``.metadata`` or the index of a Hugging Face export is there.
+    """
+    steps = [-1]
+    for path in folder.glob("*step-*"):
+        if not (found := re.search(r"step-(\d+)", path.name)):
+            continue
+        if (path / ".metadata").is_file() or (path / HF_INDEX).is_file():
+            steps.append(int(found[1]))
+        else:
+            logger.warning("%s has no .metadata (its save was cut off); it is passed over", path)
+    return max(steps)
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """Steps with a complete checkpoint in ``folder``; warns of those whose save was cut off."""
+    """Steps with a complete checkpoint in ``folder``."""
     steps = [(int(m[1]), p) for p in folder.glob("step-*") if (m := re.fullmatch(r"step-(\d+)", p.name))]
-    for _, path in steps:
-        if not (path / ".metadata").is_file():
-            logger.warning("%s has no .metadata (its save was cut off); it is passed over", path)
     return sorted(step for step, path in steps if (path / ".metadata").is_file())
+
+
+def check_files(path: Path) -> None:
+    """Raise ``StateError`` for the first file of the checkpoint that is missing, or shorter than ``.metadata`` says."""
+    ends: dict[str, int] = {}
+    for place in (_metadata(path).storage_data or {}).values():
+        ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
+    for name, end in sorted(ends.items()):
+        file = path / name
+        if not file.is_file():
+            raise StateError(f"the checkpoint at {str(path)!r} is damaged: {name} is missing. {OLDER_STEP}")
+        if (size := file.stat().st_size) < end:
+            raise StateError(
+                f"the checkpoint at {str(path)!r} is damaged: {name} has {size} bytes of {end}, so it was cut short. "
+                f"{OLDER_STEP}"
+            )
+
+
+def saved_whole(path: Path) -> bool:
+    """Whether the checkpoint holds the trainer's state beside the model."""
+    return TRAINER_STEP in _metadata(path).state_dict_metadata
+
+
+def model_only(path: Path) -> StateError:
+    """The refusal of a checkpoint from which no training can go on, naming the newest that can."""
+    whole = [step for step in complete_steps(path.parent) if saved_whole(path.parent / f"step-{step}")]
+    way = f"Go on from step {whole[-1]}, the newest saved whole: --checkpoint.load_step {whole[-1]}." if whole else (
+        "No step beside it was saved whole."
+    )  # fmt: skip
+    return StateError(
+        f"the checkpoint at {str(path)!r} holds the model only (TorchTitan saves the last step so, unless "
+        f"checkpoint.last_save_model_only = false), so neither optimizer nor data can go on from it. {way} For a new "
+        "run with these weights: another job.dump_folder, and --checkpoint.initial_load_path with this folder."
+    )
 
 
 def read_loader_state(path: Path) -> dict[str, Any]:
@@ -41,10 +88,7 @@ def read_loader_state(path: Path) -> dict[str, Any]:
 
     Raises ``StateError`` if the checkpoint cannot be read or holds none of ours.
     """
-    try:
-        keys = dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata
-    except (Exception, CheckpointException) as error:  # DCP's own is no Exception
-        raise StateError(f"the checkpoint at {str(path)!r} cannot be read: {error}. {OLDER_STEP}") from None
+    keys = _metadata(path).state_dict_metadata
     ours = [k for k in keys if k.startswith("dataloader.")]
     if not ours:
         raise StateError(
@@ -70,14 +114,25 @@ def read_trainer_step(path: Path) -> int | None:
 
     Raises ``StateError`` if it cannot be read.
     """
+    if not saved_whole(path):
+        return None
+    state: dict[str, Any] = {"train_state": {"step": 0}}
     try:
-        if "train_state.step" not in dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata:
-            return None
-        state: dict[str, Any] = {"train_state": {"step": 0}}
         _load(state, path)
     except (Exception, CheckpointException) as error:  # DCP's own is no Exception
-        raise StateError(f"the trainer's step in {str(path)!r} cannot be read: {_reason(error)}. {OLDER_STEP}") from None
+        reason = _reason(error)
+        raise StateError(f"the trainer's step in {str(path)!r} cannot be read: {reason}. {OLDER_STEP}") from None
     return int(state["train_state"]["step"])
+
+
+def _metadata(path: Path) -> Metadata:
+    """What DCP wrote about the checkpoint; ``StateError`` if it cannot be read."""
+    if not (path / ".metadata").is_file() and (path / HF_INDEX).is_file():
+        raise model_only(path)
+    try:
+        return dcp.FileSystemReader(str(path)).read_metadata()
+    except (Exception, CheckpointException) as error:  # DCP's own is no Exception
+        raise StateError(f"the checkpoint at {str(path)!r} cannot be read: {_reason(error)}. {OLDER_STEP}") from None
 
 
 def _load(state: dict[str, Any], path: Path) -> None:

@@ -97,9 +97,7 @@ def parse_job(args: Sequence[str], stock: Mapping[str, Any]) -> Job:
     return build_job(config_file, sections, zephon, stock)
 
 
-def build_job(
-    config_file: Path, sections: dict[str, Any], zephon: dict[str, Any], stock: Mapping[str, Any]
-) -> Job:
+def build_job(config_file: Path, sections: dict[str, Any], zephon: dict[str, Any], stock: Mapping[str, Any]) -> Job:
     """The ``Job`` of merged ``sections`` and the merged, path-anchored ``[zephon]`` table."""
     check_global_batch_size(sections)
     for key in zephon:

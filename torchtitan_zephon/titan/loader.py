@@ -55,9 +55,10 @@ class Feed:
         """A rank's layout; ``ConfigError`` if it does not divide. A validation pass takes as small a batch
         as lanes and ranks allow, so that it ends with little padding."""
         lanes = self.recipe.lanes
+        size = self.global_batch_size if self.infinite else math.lcm(lanes, dp_degree * local_batch_size)
         return Layout(
             lanes=lanes,
-            global_batch_size=self.global_batch_size if self.infinite else math.lcm(lanes, dp_degree * local_batch_size),
+            global_batch_size=size,
             dp_degree=dp_degree,
             dp_rank=dp_rank,
             local_batch_size=local_batch_size,

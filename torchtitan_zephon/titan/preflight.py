@@ -14,15 +14,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.tools.logging import logger
 
 from ..config import RunSettings
 from ..errors import ConfigError, StateError, TokenizerError
 from ..ops.tokenize import check_vocabulary
 from ..plan.layout import Layout
 from ..program import Program
-from ..run.stream import RankStream
+from ..run.stream import RankStream, lane_key
 from ..state import NEW_STREAM, OLDER_STEP, decode_stream
-from .checkpoint import complete_steps, latest_step, read_loader_state, read_trainer_step
+from .checkpoint import (
+    HF_INDEX,
+    check_files,
+    complete_steps,
+    latest_step,
+    model_only,
+    read_loader_state,
+    read_trainer_step,
+    saved_whole,
+)
 from .loader import Feed
 
 
@@ -37,7 +47,11 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Restart:
-    """TorchTitan's checkpoint settings, as far as they decide what is loaded."""
+    """TorchTitan's checkpoint settings, as far as they decide what is loaded.
+
+    ``initial_load_if_no_folder``: ``initial_load_path`` counts only while there is no ``folder`` (0.2.2), not as
+    long as no step in it is complete (0.3.0).
+    """
 
     enable: bool
     folder: Path
@@ -45,6 +59,7 @@ class Restart:
     initial_load_path: str | None
     initial_load_model_only: bool
     exclude_from_loading: list[str]
+    initial_load_if_no_folder: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,15 +88,16 @@ def preflight(start: Start) -> int:
     first_step = 0
     if (checkpoint := checkpoint_to_load(start.restart)) is None:
         program.measure()  # tokenises a sample: a wrong field or a broken file shows here
-    elif "dataloader" in start.restart.exclude_from_loading:
-        program.measure()
-        if "train_state" not in start.restart.exclude_from_loading:
-            first_step = read_trainer_step(checkpoint) or 0
     else:
-        check_checkpoint(
-            program, layout, start.train.feed.settings, checkpoint,
-            with_trainer="train_state" not in start.restart.exclude_from_loading,
-        )  # fmt: skip
+        check_files(checkpoint)
+        with_trainer = "train_state" not in start.restart.exclude_from_loading
+        if with_trainer and not saved_whole(checkpoint):
+            raise model_only(checkpoint)
+        if "dataloader" in start.restart.exclude_from_loading:
+            program.measure()
+            first_step = (read_trainer_step(checkpoint) or 0) if with_trainer else 0
+        else:
+            check_checkpoint(program, layout, start.train.feed.settings, checkpoint, with_trainer=with_trainer)
     if start.validation:
         start.validation.feed.layout(start.dp_degree, 0, start.validation.local_batch_size)
         _program(start, start.validation).measure()
@@ -109,14 +125,27 @@ def checkpoint_to_load(restart: Restart) -> Path | None:
     step = latest_step(restart.folder) if restart.load_step == -1 else restart.load_step
     if step > 0:
         path = restart.folder / f"step-{step}"
-        if not (path / ".metadata").is_file():
+        if not any((path / mark).is_file() for mark in (".metadata", HF_INDEX)):
             raise StateError(
                 f"there is no complete checkpoint at {str(path)!r} (checkpoint.load_step = {restart.load_step}); "
                 f"complete there: {complete_steps(restart.folder) or 'none'}."
             )
+        if later := [s for s in complete_steps(restart.folder) if s > step]:
+            logger.warning(
+                "zephon: going on from step %d although %s has step %s. Saves will write over these in place, and one "
+                "cut off there is a mixture that looks complete; and a restart without checkpoint.load_step takes the "
+                "newest. Move them away first.", step, restart.folder, ", ".join(map(str, later)),
+            )  # fmt: skip
         return path
-    if not restart.folder.exists() and restart.initial_load_path and not restart.initial_load_model_only:
-        return Path(restart.initial_load_path)
+    if step == -1 and restart.initial_load_path:
+        if restart.folder.exists() and restart.initial_load_if_no_folder:
+            raise StateError(
+                f"{str(restart.folder)!r} exists without a complete checkpoint (a first save that was cut off?), so "
+                f"TorchTitan would ignore checkpoint.initial_load_path = {restart.initial_load_path!r} and train from "
+                "random weights. Remove the folder."
+            )
+        if not restart.initial_load_model_only:
+            return Path(restart.initial_load_path)
     return None
 
 
@@ -127,6 +156,11 @@ def check_checkpoint(
     state = read_loader_state(path)
     alone = dataclasses.replace(layout, dp_degree=1, dp_rank=0)
     RankStream(program, alone, settings).load_state_dict(state)
+    if strays := sorted(state["lane"].keys() - map(lane_key, alone.own_lanes)):
+        raise StateError(
+            f"the checkpoint at {str(path)!r} holds lane {strays[0]!r}, which is none of the recipe's {alone.lanes}; "
+            f"it was put together from several. {OLDER_STEP}"
+        )
     trainer = read_trainer_step(path) if with_trainer else None
     stream = decode_stream(state["stream"])
     if trainer is not None and trainer != stream.first_step + stream.step:

@@ -46,7 +46,9 @@ from .tables import filled
 TABLES = ("sources", "validation")
 KEYS: dict[str, Any] = {
     **{k: v for cls in (Recipe, RunSettings) for k, v in typing.get_type_hints(cls).items() if k not in TABLES},
-    **{"ledger": bool, "recipe": str, "device": str},
+    "ledger": bool,
+    "recipe": str,
+    "device": str,
 }
 """The keys of a ``[zephon]`` table and their types, besides its tables."""
 
@@ -194,9 +196,7 @@ def validation_of(job: Job, config: Any) -> Reading | None:
         settings=dataclasses.replace(job.settings, ledger=None),
         infinite=config.validation.steps != -1,
     )
-    return Reading(
-        feed=feed, seq_len=config.validation.seq_len, local_batch_size=config.validation.local_batch_size
-    )
+    return Reading(feed=feed, seq_len=config.validation.seq_len, local_batch_size=config.validation.local_batch_size)
 
 
 def start_of(job: Job, config: Any, spec: TrainSpec, dp_degree: int, tokenizer: typing.Callable[[], Any]) -> Start:
@@ -230,6 +230,7 @@ def start_of(job: Job, config: Any, spec: TrainSpec, dp_degree: int, tokenizer: 
             load_step=checkpoint.load_step,
             initial_load_path=checkpoint.initial_load_path,
             initial_load_model_only=checkpoint.initial_load_model_only,
+            initial_load_if_no_folder=True,
             exclude_from_loading=checkpoint.exclude_from_loading,
         ),
     )

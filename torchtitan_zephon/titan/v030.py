@@ -10,25 +10,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
-import torchtitan.train
 import tyro
+from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config.override import derive, override
 from torchtitan.distributed import ParallelDims
-from torchtitan.tools.logging import init_logger, logger
 from torchtitan.tools.utils import device_type
 from torchtitan.trainer import Trainer
 
 from ..config import Recipe, RunSettings, load_recipe
 from ..errors import ConfigError
 from . import cpu
-from .job import Job
 from .loader import DataMetrics, Feed, StreamLoader
 from .preflight import Reading, Restart, Start, preflight
 
@@ -136,6 +132,12 @@ def start_of(config: Trainer.Config, world_size: int) -> Start:
     if validator.enable and isinstance(validator.dataloader, ZephonDataLoader.Config):
         validation = reading(feed=feed_of(dataclasses.replace(validator.dataloader, infinite=validator.steps != -1)))
     checkpoint = config.checkpoint
+    if checkpoint.enable and not isinstance(checkpoint, CheckpointManager.Config):
+        raise ConfigError(
+            f"checkpoint is a {type(checkpoint).__qualname__}, whose checkpoints this loader cannot check before they "
+            "are loaded; TorchTitan 0.3.0's TorchCheckpointingManager neither saves nor loads yet. Use TorchTitan's "
+            "CheckpointManager.Config (DCP), which is what a TOML job has."
+        )
     return Start(
         train=reading(feed=feed_of(loader)),
         validation=validation,
@@ -150,38 +152,17 @@ def start_of(config: Trainer.Config, world_size: int) -> Start:
             load_step=checkpoint.load_step,
             initial_load_path=checkpoint.initial_load_path,
             initial_load_model_only=checkpoint.initial_load_model_only,
+            initial_load_if_no_folder=False,
             exclude_from_loading=checkpoint.exclude_from_loading,
         ),
     )
 
 
-def run(job: Job, *, on_cpu: bool) -> None:
-    """Train as ``torchtitan.train.main`` does. Under torchrun, after ``cpu.activate`` if ``on_cpu``."""
-    from .v030_job import build_config
-
-    init_logger()
-    config = build_config(job)
-    description = job.sections.get("job", {}).get("description")
-    if description:
-        logger.info("Starting job: %s", description)
-    if on_cpu:
-        cpu.adapt_model(config)
-    launch(config)
-
-
-def launch(config: Trainer.Config) -> None:
-    """Run the stock ``main`` with ``config``, through its own ``--module M --config F``."""
-    door = ModuleType("torchtitan_zephon_job")
-    door.job = lambda: config  # type: ignore[attr-defined]
-    sys.modules[door.__name__] = door
-    sys.argv = [sys.argv[0], "--module", door.__name__, "--config", "job"]
-    torchtitan.train.main()
-
-
 def with_our_data(config: Trainer.Config) -> ZephonTrainer.Config:
     """TorchTitan's own configuration ``config`` with our loaders in it, still to be given a recipe."""
+    loader = ZephonDataLoader.Config()
     validator = dataclasses.replace(config.validator, dataloader=ZephonDataLoader.Config())
-    ours: ZephonTrainer.Config = derive(config, ZephonTrainer.Config, dataloader=ZephonDataLoader.Config(), validator=validator)
+    ours: ZephonTrainer.Config = derive(config, ZephonTrainer.Config, dataloader=loader, validator=validator)
     if device_type == "cpu":
         cpu.adapt_model(ours)
     return ours

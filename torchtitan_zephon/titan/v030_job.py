@@ -1,4 +1,4 @@
-"""A ``Job`` as TorchTitan 0.3.0's ``Trainer.Config``.
+"""TorchTitan 0.3.0: a ``Job`` becomes a real ``Trainer.Config``, and the stock trainer runs it.
 
 What flows in: a ``Job``, whose sections speak 0.2's dialect (``job.py``). What flows out: the
 ``Trainer.Config`` that a function of a 0.3.0 ``config_registry`` would return, with our data loader
@@ -15,10 +15,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import sys
 import typing
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, Literal
 
+import torchtitan.train
 from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
@@ -31,10 +34,13 @@ from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 from torchtitan.models import _supported_models
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.tools.logging import init_logger, logger
 from torchtitan.tools.profiler import Profiler
+from torchtitan.trainer import Trainer
 
 from ..config import Recipe, coerce, from_table
 from ..errors import ConfigError, nearest
+from . import cpu
 from .job import Job
 from .tables import check_keys, checked, filled
 from .v030 import ZephonDataLoader, ZephonTrainer
@@ -94,6 +100,27 @@ AC_MODES: dict[str, type[ActivationCheckpointing.Config] | None] = {
     "memory_budget": MemoryBudgetAC.Config,
     "none": None,
 }
+
+
+def run(job: Job, *, on_cpu: bool) -> None:
+    """Train as ``torchtitan.train.main`` does. Under torchrun, after ``cpu.activate`` if ``on_cpu``."""
+    init_logger()
+    config = build_config(job)
+    description = job.sections.get("job", {}).get("description")
+    if description:
+        logger.info("Starting job: %s", description)
+    if on_cpu:
+        cpu.adapt_model(config)
+    launch(config)
+
+
+def launch(config: Trainer.Config) -> None:
+    """Run the stock ``main`` with ``config``, through its own ``--module M --config F``."""
+    door = ModuleType("torchtitan_zephon_job")
+    door.job = lambda: config  # type: ignore[attr-defined]
+    sys.modules[door.__name__] = door
+    sys.argv = [sys.argv[0], "--module", door.__name__, "--config", "job"]
+    torchtitan.train.main()
 
 
 def build_config(job: Job) -> ZephonTrainer.Config:
