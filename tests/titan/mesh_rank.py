@@ -30,7 +30,7 @@ from torchtitan.distributed import ParallelDims
 
 from tests.titan.scenarios import VERSION, build
 from torchtitan_zephon import Recipe, RunSettings, SourceConfig
-from torchtitan_zephon.titan.loader import Feed
+from torchtitan_zephon.titan.feed import Feed
 
 PROCESSES, STEPS, BATCH, SEQ_LEN = 8, 2, 16, 32
 MESHES: dict[str, tuple[dict[str, int], int]] = {

@@ -19,7 +19,8 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from tests.scenarios import BOS, EOS, tokenizer_folder
 from torchtitan_zephon.ledger import read_ledger
 from torchtitan_zephon.titan import STOCK, generation, installed_version
-from torchtitan_zephon.titan.loader import Feed, StreamLoader, TorchBatch
+from torchtitan_zephon.titan.feed import Feed
+from torchtitan_zephon.titan.loader import StreamLoader, TorchBatch
 
 JOB = """
 [job]

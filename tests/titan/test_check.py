@@ -30,8 +30,8 @@ from torchtitan_zephon.plan.layout import Layout
 from torchtitan_zephon.run.stream import RankStream
 from torchtitan_zephon.titan import STOCK, installed_version
 from torchtitan_zephon.titan.checkpoint import check_files, read_loader_state
+from torchtitan_zephon.titan.feed import Feed, tokenizer_spec
 from torchtitan_zephon.titan.job import Job, parse_job
-from torchtitan_zephon.titan.loader import Feed, tokenizer_spec
 from torchtitan_zephon.titan.preflight import Restart, check_checkpoint, checkpoint_to_load
 
 ROOT = Path(__file__).resolve().parents[2]

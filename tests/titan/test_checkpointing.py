@@ -187,8 +187,8 @@ def stock_run(folder: Path, dump: Path) -> None:
         """
     else:
         flags += f"""
-            --module tests.titan.stock_on_cpu --config llama3 --dump_folder {dump}
-            --hf_assets_path {ROOT}/demo/tokenizer --training.disable_cuda_graphs --parallelism.spmd_backend partial_dtensor
+            --module tests.titan.stock_on_cpu --config llama3 --dump_folder {dump} --training.disable_cuda_graphs
+            --hf_assets_path {ROOT}/demo/tokenizer --parallelism.spmd_backend partial_dtensor
             --dataloader.dataset c4_test --dataloader.dataset_path {folder}/data/books
         """
     code, output = torchrun(1, "tests.titan.stock_on_cpu", *flags.split())

@@ -47,6 +47,12 @@ def steps_in(dump: Path) -> tuple[list[int], list[int]]:
     return sorted(complete), sorted(cut_off)
 
 
+def written_at(dump: Path) -> dict[int, int]:
+    """When each cut-off save was last written to, in ns."""
+    folders = {step: dump / "checkpoint" / f"step-{step}" for step in steps_in(dump)[1]}
+    return {step: max(f.stat().st_mtime_ns for f in (path, *path.iterdir())) for step, path in folders.items()}
+
+
 def launch(folder: Path, dump: Path, processes: int, *overrides: object, steps: int) -> Launch:
     """A launch of the job that does not wait for its end."""
     job = folder / f"{dump.name}.toml"
@@ -82,6 +88,7 @@ def test_a_run_killed_at_random_moments_goes_on_exactly(tmp_path: Path, request:
     save_s = 0.5
     for k in range(kills + 1):
         complete, cut_off = steps_in(dump)
+        before = written_at(dump)
         mode, processes = "async" if k % 2 else "disabled", RANKS[k % len(RANKS)]
         run = launch(folder, dump, processes, "--checkpoint.async_mode", mode, "--checkpoint.interval", 1, steps=steps)
         if k == kills:
@@ -103,10 +110,9 @@ def test_a_run_killed_at_random_moments_goes_on_exactly(tmp_path: Path, request:
             run.kill()
         if "Training starts at step" in run.output:
             check_restart(run.output, complete, cut_off)
-        before = set(cut_off)
-        complete, cut_off = steps_in(dump)
-        new = [s for s in cut_off if s not in before or s > (complete or [0])[-1]]
-        done.append(Kill(moment, (complete or [0])[-1], new[-1] if new else None))
+        after = written_at(dump)
+        hit = [step for step, at in after.items() if at != before.get(step)]
+        done.append(Kill(moment, max(steps_in(dump)[0], default=0), hit[0] if hit else None))
         print(f"kill {k + 1}: {processes} ranks, {time.monotonic() - began:.1f} s, {done[-1]}", flush=True)  # noqa: T201
         if mode == "disabled" and (found := re.findall(SAVED, run.output)):
             save_s = float(found[-1])

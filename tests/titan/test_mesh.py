@@ -18,7 +18,7 @@ from tests.scenarios import corpus, tokenizer_folder
 from tests.titan.mesh_rank import BATCH, MESHES, PROCESSES, SEQ_LEN, STEPS, recipe, sequences
 from tests.titan.scenarios import build, torchrun
 from torchtitan_zephon import RunSettings
-from torchtitan_zephon.titan.loader import Feed
+from torchtitan_zephon.titan.feed import Feed
 
 pytestmark = pytest.mark.slow
 NUMBERS = {name: number for number, name in enumerate(MESHES)}

@@ -17,7 +17,7 @@ from tests.scenarios import BOS, EOS, text_of, texts_of, write_jsonl
 from tests.titan.scenarios import STOCK_RECIPE, build, tokenizer_that_adds
 from torchtitan_zephon import Recipe, RunSettings, SourceConfig
 from torchtitan_zephon.ops.tokenize import load_tokenizer
-from torchtitan_zephon.titan.loader import Feed, tokenizer_spec
+from torchtitan_zephon.titan.feed import Feed, tokenizer_spec
 
 SEQ_LEN = 48
 PLAIN = {"lanes": 1, "shuffle_chunks": False, "shuffle_records": False, "shuffle_buffer_sequences": 0}

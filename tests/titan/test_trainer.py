@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torchtitan")
 
-from tests.titan.scenarios import hashes, job_folder, refused, trained
+from tests.titan.scenarios import VERSION, hashes, job_folder, refused, trained
 from torchtitan_zephon.titan.checkpoint import read_loader_state
 from torchtitan_zephon.verify import verify
 
@@ -72,6 +72,27 @@ def test_tensor_parallel_peers_share_a_data_rank_and_save_each_lane_once(
     assert len(list((dump / "ledger").rglob("*-of-2.*"))) == 4, "four processes fed two shares"
     state = read_loader_state(dump / "checkpoint" / f"step-{STOP + 1}")
     assert sorted(state["lane"]) == [f"{lane:05d}" for lane in range(16)]
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param(("data_parallel_replicate_degree", "2"), id="HSDP 2x2"),
+        pytest.param(
+            ("pipeline_parallel_degree", "2"),
+            id="PP 2 x FSDP 2",
+            marks=pytest.mark.skipif(VERSION == "0.3.0", reason="its pipeline call needs a newer torch"),
+        ),
+    ],
+)
+def test_a_run_goes_on_exactly_on_another_mesh(
+    folder: Path, stopped: Path, straight: dict[int, str], mesh: tuple[str, str]
+) -> None:
+    dump = folder / mesh[0]
+    shutil.copytree(stopped, dump)
+    changed = (f"--parallelism.{mesh[0]}", mesh[1], "--training.local_batch_size", "2")
+    trained(folder, dump, 4, *changed, steps=STOP + 1)
+    assert hashes(dump) == {step: straight[step] for step in range(1, STOP + 2)}
 
 
 def test_the_loader_s_figures_are_in_the_trainer_s_own_log(folder: Path, straight: dict[int, str]) -> None:

@@ -14,7 +14,8 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from tests.scenarios import texts_of, tokenizer_folder, write_jsonl
 from tests.titan.scenarios import build, supervised
 from torchtitan_zephon import Recipe, RunSettings, SourceConfig
-from torchtitan_zephon.titan.loader import Feed, TorchBatch
+from torchtitan_zephon.titan.feed import Feed
+from torchtitan_zephon.titan.loader import TorchBatch
 
 SEQ_LEN, LANES, LOCAL = 32, 12, 2
 

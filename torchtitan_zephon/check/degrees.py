@@ -7,12 +7,12 @@ the layout's own words where it does not fit. The rules are ``Layout``'s, which 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..config import Recipe
 from ..errors import ConfigError
-from ..plan.layout import Layout
+from ..titan.feed import Feed
 from ..titan.job import Job
 from .stated import stated
 
@@ -92,44 +92,38 @@ def training_degree(job: Job, version: str, mesh: Mesh, dp: int) -> Degree:
     batches = [local]
     if version != "0.2.2" and mesh.pipeline > 1:  # 0.3.0 then draws a pipeline's micro-batches
         batches.append(stated(job, "parallelism", "pipeline_parallel_microbatch_size"))
-    return degree_of(job, job.recipe.lanes, job.global_batch_size, mesh, dp, batches)
+    return degree_of(_feed(job, job.recipe, infinite=True), mesh, dp, batches)
 
 
 def validation_degree(job: Job, version: str, mesh: Mesh, dp: int) -> Degree:
-    """What each of ``dp`` ranks gets of a validation step; ``titan.loader.Feed.layout`` has the same rule."""
+    """What each of ``dp`` ranks gets of a validation step."""
     assert job.validation is not None
     local = stated(job, "training", "local_batch_size")
     if version == "0.2.2":
         local = stated(job, "validation", "local_batch_size", local)
     elif mesh.pipeline > 1:
         local = stated(job, "parallelism", "pipeline_parallel_microbatch_size")
-    lanes, batch = job.validation.lanes, job.global_batch_size
-    if stated(job, "validation", "steps") == -1:  # one pass, in the smallest batches there are
-        batch = math.lcm(lanes, dp * local)
-    return degree_of(job, lanes, batch, mesh, dp, [local])
+    feed = _feed(job, job.validation, infinite=stated(job, "validation", "steps") != -1)
+    return degree_of(feed, mesh, dp, [local])
 
 
-def degree_of(job: Job, lanes: int, batch: int, mesh: Mesh, dp: int, local_batches: Sequence[int]) -> Degree:
+def _feed(job: Job, recipe: Recipe, *, infinite: bool) -> Feed:
+    return Feed(recipe=recipe, settings=job.settings, global_batch_size=job.global_batch_size, infinite=infinite)
+
+
+def degree_of(feed: Feed, mesh: Mesh, dp: int, local_batches: Sequence[int]) -> Degree:
     """The first of ``local_batches`` is reported; all must divide a rank's share."""
-    row = Degree(dp=dp, gpus=dp * mesh.gpus, global_batch_size=batch)
+    row = Degree(dp=dp, gpus=dp * mesh.gpus, global_batch_size=feed.global_batch_size)
     if (problem := mesh.refuses(dp)) is not None:
         return dataclasses.replace(row, problem=problem)
     try:
-        layout, *_ = (
-            Layout(
-                lanes=lanes,
-                global_batch_size=batch,
-                dp_degree=dp,
-                local_batch_size=local,
-                shared_lanes=job.settings.shared_lanes,
-            )
-            for local in local_batches
-        )
+        layout, *_ = (feed.layout(dp, 0, local) for local in local_batches)
     except ConfigError as error:
         return dataclasses.replace(row, problem=str(error))
     counts = {len(dataclasses.replace(layout, dp_rank=rank).own_lanes) for rank in range(dp)}
     return dataclasses.replace(
         row,
+        global_batch_size=layout.global_batch_size,
         lanes=(min(counts), max(counts)),
         sequences=len(layout.part),
         local_batch_size=layout.local_batch_size,

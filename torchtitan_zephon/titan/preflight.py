@@ -33,7 +33,7 @@ from .checkpoint import (
     read_trainer_step,
     saved_whole,
 )
-from .loader import Feed
+from .feed import Feed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,8 +38,9 @@ from torchtitan.train import Trainer
 from ..config import Recipe, RunSettings
 from ..errors import ConfigError, TokenizerError, nearest
 from . import STOCK, cpu
+from .feed import Feed
 from .job import Job, anchored, build_job
-from .loader import DataMetrics, Feed, StreamLoader
+from .loader import DataMetrics, StreamLoader
 from .preflight import Reading, Restart, Start, preflight
 from .tables import filled
 

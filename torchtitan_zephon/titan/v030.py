@@ -25,7 +25,8 @@ from torchtitan.trainer import Trainer
 from ..config import Recipe, RunSettings, load_recipe
 from ..errors import ConfigError
 from . import cpu
-from .loader import DataMetrics, Feed, StreamLoader
+from .feed import Feed
+from .loader import DataMetrics, StreamLoader
 from .preflight import Reading, Restart, Start, preflight
 
 
