@@ -1,6 +1,6 @@
 """TorchTitan's stock entry point on a machine without a GPU: CPU mode, then ``torchtitan.train`` as it is.
 
-    torchrun ... -m tests.titan.stock_on_cpu ARGUMENTS OF torchtitan.train
+torchrun ... -m tests.titan.stock_on_cpu ARGUMENTS OF torchtitan.train
 """
 
 from __future__ import annotations

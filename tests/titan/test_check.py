@@ -29,10 +29,10 @@ from torchtitan_zephon.config import Recipe
 from torchtitan_zephon.plan.layout import Layout
 from torchtitan_zephon.run.stream import RankStream
 from torchtitan_zephon.titan import STOCK, installed_version
-from torchtitan_zephon.titan.checkpoint import check_files, read_loader_state
+from torchtitan_zephon.titan.checkpoint import Restart, check_files, checkpoint_to_load, read_loader_state
 from torchtitan_zephon.titan.feed import Feed, tokenizer_spec
 from torchtitan_zephon.titan.job import Job, parse_job
-from torchtitan_zephon.titan.preflight import Restart, check_checkpoint, checkpoint_to_load
+from torchtitan_zephon.titan.preflight import check_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = installed_version()
@@ -316,7 +316,7 @@ def both_refuse(job_file: Path, path: Path, *overrides: str) -> str:
 
 def test_a_trainer_at_another_step_than_the_stream_is_told(job_file: Path, tmp_path: Path) -> None:
     path = save(tmp_path / "step-5", {"dataloader": state_of(job_file), "train_state": {"step": 5}})
-    assert "trainer behind step 5 and the data stream behind step 3" in both_refuse(job_file, path)
+    assert "trainer behind step 5 and the data stream behind its step 3" in both_refuse(job_file, path)
     ignored = report_of(job_file, path, "--checkpoint.exclude_from_loading", "train_state").resume
     assert ignored is not None and ignored.possible
 
@@ -407,8 +407,10 @@ def test_the_checkpoint_the_job_would_load_is_the_trainers_choice(job_file: Path
 
 
 def test_a_step_to_load_that_is_not_complete_is_told(job_file: Path) -> None:
-    text = check_text(report_of(job_file, None, "--checkpoint.enable", "--checkpoint.load_step", "9"))
-    assert "is told to load" in text and "no complete checkpoint" in text
+    report = report_of(job_file, None, "--checkpoint.enable", "--checkpoint.load_step", "9")
+    text = check_text(report)
+    assert not report.good
+    assert "there is no complete checkpoint" in text and "cannot load its checkpoint" in text
 
 
 def test_the_check_leaves_no_file_behind(job_file: Path) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from ..errors import StateError
 from ..titan import GENERATIONS, installed_version
 from ..titan.job import Job
 from .degrees import Mesh, default_degrees, mesh_of, training_degree, validation_degree
@@ -34,7 +35,7 @@ class Release:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """Everything found. ``would_load``: the checkpoint that the job itself would load, if any."""
+    """Everything found. ``would_load``: the checkpoint that the job itself would load, if any, or why it cannot."""
 
     job: Job
     release: Release
@@ -42,7 +43,7 @@ class Report:
     train: Reading
     validation: Reading | None
     resume: Resume | None
-    would_load: Path | None
+    would_load: Path | StateError | None
     vocab_size: int | None
 
     @property
@@ -50,6 +51,8 @@ class Report:
         """Whether every degree fits and, if asked, the job can resume."""
         readings = [self.train] + ([self.validation] if self.validation else [])
         fits = all(d.problem is None for r in readings for d in r.degrees)
+        if isinstance(self.would_load, StateError):
+            return False
         return fits and (self.resume is None or self.resume.possible)
 
 

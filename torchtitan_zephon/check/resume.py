@@ -14,8 +14,8 @@ from typing import Any
 from ..errors import ConfigError, RecipeChangedError, StateError, ZephonError
 from ..plan.layout import Layout
 from ..program import Program
-from ..run.stream import RankStream, lane_key
-from ..state import NEW_STREAM, OLDER_STEP, StreamState, check_recipe, decode_stream
+from ..run.stream import RankStream
+from ..state import StreamState, check_recipe, decode_stream
 from ..titan.job import Job
 from .stated import stated
 
@@ -54,21 +54,18 @@ def check_resume(job: Job, program: Program, path: Path) -> Resume:
     except StateError as error:
         return Resume(path=path, problems=(str(error),))
     changes = _changes(stream, program, job)
-    problems = () if changes else _problems(state, program, job)
-    own = stream.first_step + stream.step
-    if trainer is not None and trainer != own:
-        problems = (
-            *problems,
-            f"the checkpoint has the trainer behind step {trainer} and the data stream behind step {own}, so they are "
-            f"not of one moment: training on would skip or repeat data. {OLDER_STEP} {NEW_STREAM}",
-        )
+    problems = [] if changes else _problems(state, program, job)
+    try:
+        titan.check_moment(stream, trainer)
+    except StateError as error:
+        problems.append(str(error))
     return Resume(
         path=path,
-        step=own,
+        step=stream.first_step + stream.step,
         global_batch_size=stream.global_batch_size,
         lanes=len(state["lane"]),
         changes=changes,
-        problems=problems,
+        problems=tuple(problems),
         notes=_notes(stream, job, excluded),
     )
 
@@ -85,16 +82,15 @@ def _changes(stream: StreamState, program: Program, job: Job) -> tuple[str, ...]
     return tuple(changes)
 
 
-def _problems(state: dict[str, Any], program: Program, job: Job) -> tuple[str, ...]:
+def _problems(state: dict[str, Any], program: Program, job: Job) -> list[str]:
     """What is wrong with the lanes of a checkpoint whose recipe fits."""
     try:
         alone = Layout(lanes=job.recipe.lanes, global_batch_size=job.global_batch_size, local_batch_size=1)
         RankStream(program, alone, job.settings).load_state_dict(state)
+        _reader().check_strays(state, alone.lanes)
     except (StateError, ConfigError) as error:
-        return (str(error),)
-    if strays := sorted(state["lane"].keys() - map(lane_key, alone.own_lanes)):
-        return (f"it holds lane {strays[0]!r}, which is none of the recipe's {alone.lanes}. {OLDER_STEP}",)
-    return ()
+        return [str(error)]
+    return []
 
 
 def _notes(stream: StreamState, job: Job, excluded: list[str]) -> tuple[str, ...]:
@@ -128,27 +124,26 @@ def find_checkpoint(path: Path, job: Job) -> Path:
     )
 
 
-def checkpoint_of(job: Job, version: str) -> Path | None:
-    """The checkpoint that ``job`` itself would load now, complete or not; None without torch to look with.
-
-    ``titan.preflight.checkpoint_to_load`` has the same rule, on TorchTitan's configuration.
-    """
-    if not stated(job, "checkpoint", "enable"):
+def checkpoint_of(job: Job, version: str) -> Path | StateError | None:
+    """The checkpoint that ``job`` itself would load now, or why it is refused; None without torch to look with."""
+    try:
+        titan = _reader()
+    except ZephonError:
         return None
-    folder: Path = Path(stated(job, "job", "dump_folder")) / stated(job, "checkpoint", "folder")
-    step: int = stated(job, "checkpoint", "load_step")
-    if step == -1 and folder.is_dir():
-        try:
-            step = _reader().latest_step(folder)
-        except ZephonError:
-            return None
-    if step > 0:
-        return folder / f"step-{step}"
-    initial: str = stated(job, "checkpoint", "initial_load_path", "")
-    ignored = step != -1 or stated(job, "checkpoint", "initial_load_model_only")
-    if not initial or ignored or (version == "0.2.2" and folder.exists()):
-        return None
-    return Path(initial)
+    restart = titan.Restart(
+        enable=stated(job, "checkpoint", "enable"),
+        folder=Path(stated(job, "job", "dump_folder")) / stated(job, "checkpoint", "folder"),
+        load_step=stated(job, "checkpoint", "load_step"),
+        initial_load_path=stated(job, "checkpoint", "initial_load_path", ""),
+        initial_load_model_only=stated(job, "checkpoint", "initial_load_model_only"),
+        exclude_from_loading=stated(job, "checkpoint", "exclude_from_loading"),
+        initial_load_if_no_folder=version == "0.2.2",
+    )
+    try:
+        found: Path | None = titan.checkpoint_to_load(restart)
+    except StateError as error:
+        return error
+    return found
 
 
 def _reader() -> ModuleType:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from ..errors import StateError
 from ..state import FORMAT
 from . import Report
 from .degrees import Degree, Mesh
@@ -142,10 +143,9 @@ def _change(change: str) -> str:
 
 def _would_load(report: Report) -> str:
     path = report.would_load
-    assert path is not None
-    if (path / ".metadata").is_file():
-        return f"checkpoint\n  the job would load {path}; to check that too, add\n  --checkpoint {path}"
-    return f"checkpoint\n  the job is told to load {path}, where there is no complete checkpoint"
+    if isinstance(path, StateError):
+        return "checkpoint\n" + _wrapped(str(path), "  ")
+    return f"checkpoint\n  the job would load {path}; to check that too, add\n  --checkpoint {path}"
 
 
 def _answer(report: Report) -> str:
@@ -156,6 +156,8 @@ def _answer(report: Report) -> str:
     answers += [f"does not fit on {', '.join(map(str, failing))}"] if failing else []
     if report.resume is not None:
         answers.append(f"{'can' if report.resume.possible else 'cannot'} resume")
+    elif isinstance(report.would_load, StateError):
+        answers.append("cannot load its checkpoint")
     return _wrapped("; ".join(answers), f"{'yes' if report.good else 'no'}: ", "    ")
 
 

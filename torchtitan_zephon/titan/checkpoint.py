@@ -7,6 +7,7 @@ is plain bytes, which are parsed as JSON and nothing else.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 import warnings
@@ -18,13 +19,62 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
 from ..errors import StateError
-from ..state import NEW_STREAM, OLDER_STEP
+from ..run.stream import lane_key
+from ..state import NEW_STREAM, OLDER_STEP, StreamState
 
 logger = logging.getLogger(__name__)
 
 TRAINER_STEP = "train_state.step"
 HF_INDEX = "model.safetensors.index.json"
 """What TorchTitan takes for the mark of a complete Hugging Face export (checkpoint.last_save_in_hf)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Restart:
+    """TorchTitan's checkpoint settings, as far as they decide what is loaded.
+
+    ``initial_load_if_no_folder``: ``initial_load_path`` counts only while there is no ``folder`` (0.2.2), not as
+    long as no step in it is complete (0.3.0).
+    """
+
+    enable: bool
+    folder: Path
+    load_step: int
+    initial_load_path: str | None
+    initial_load_model_only: bool
+    exclude_from_loading: list[str]
+    initial_load_if_no_folder: bool = False
+
+
+def checkpoint_to_load(restart: Restart) -> Path | None:
+    """The checkpoint folder from which TorchTitan is going to load more than the model, if any."""
+    if not restart.enable:
+        return None
+    step = latest_step(restart.folder) if restart.load_step == -1 else restart.load_step
+    if step > 0:
+        path = restart.folder / f"step-{step}"
+        if not any((path / mark).is_file() for mark in (".metadata", HF_INDEX)):
+            raise StateError(
+                f"there is no complete checkpoint at {str(path)!r} (checkpoint.load_step = {restart.load_step}); "
+                f"complete there: {complete_steps(restart.folder) or 'none'}."
+            )
+        if later := [s for s in complete_steps(restart.folder) if s > step]:
+            logger.warning(
+                "zephon: going on from step %d although %s has step %s. Saves will write over these in place, and one "
+                "cut off there is a mixture that looks complete; and a restart without checkpoint.load_step takes the "
+                "newest. Move them away first.", step, restart.folder, ", ".join(map(str, later)),
+            )  # fmt: skip
+        return path
+    if step == -1 and restart.initial_load_path:
+        if restart.folder.exists() and restart.initial_load_if_no_folder:
+            raise StateError(
+                f"{str(restart.folder)!r} exists without a complete checkpoint (a first save that was cut off?), so "
+                f"TorchTitan would ignore checkpoint.initial_load_path = {restart.initial_load_path!r} and train from "
+                "random weights. Remove the folder."
+            )
+        if not restart.initial_load_model_only:
+            return Path(restart.initial_load_path)
+    return None
 
 
 def latest_step(folder: Path) -> int:
@@ -123,6 +173,27 @@ def read_trainer_step(path: Path) -> int | None:
         reason = _reason(error)
         raise StateError(f"the trainer's step in {str(path)!r} cannot be read: {reason}. {OLDER_STEP}") from None
     return int(state["train_state"]["step"])
+
+
+def check_strays(state: dict[str, Any], lanes: int) -> None:
+    """Raise ``StateError`` for a lane in ``state`` that a stream of ``lanes`` lanes does not have."""
+    if strays := sorted(key for key in state["lane"] if key not in map(lane_key, range(lanes))):
+        raise StateError(
+            f"the checkpoint holds lane {strays[0]!r}, which is none of the recipe's {lanes}; it was put together from "
+            f"several. {OLDER_STEP}"
+        )
+
+
+def check_moment(stream: StreamState, trainer_step: int | None) -> None:
+    """Raise ``StateError`` unless trainer (None: it has no step here) and stream stand at the same step."""
+    if trainer_step is None or trainer_step == stream.first_step + stream.step:
+        return
+    began = f", which began behind step {stream.first_step}," if stream.first_step else ""
+    raise StateError(
+        f"the checkpoint has the trainer behind step {trainer_step} and the data stream{began} behind its step "
+        f"{stream.step}, so they are not of one moment: training on would skip or repeat data. {OLDER_STEP} "
+        f"{NEW_STREAM}"
+    )
 
 
 def _metadata(path: Path) -> Metadata:

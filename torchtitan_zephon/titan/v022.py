@@ -38,10 +38,11 @@ from torchtitan.train import Trainer
 from ..config import Recipe, RunSettings
 from ..errors import ConfigError, TokenizerError, nearest
 from . import STOCK, cpu
+from .checkpoint import Restart
 from .feed import Feed
 from .job import Job, anchored, build_job
 from .loader import DataMetrics, StreamLoader
-from .preflight import Reading, Restart, Start, preflight
+from .preflight import Reading, Start, preflight
 from .tables import filled
 
 TABLES = ("sources", "validation")

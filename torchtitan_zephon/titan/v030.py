@@ -25,9 +25,10 @@ from torchtitan.trainer import Trainer
 from ..config import Recipe, RunSettings, load_recipe
 from ..errors import ConfigError
 from . import cpu
+from .checkpoint import Restart
 from .feed import Feed
 from .loader import DataMetrics, StreamLoader
-from .preflight import Reading, Restart, Start, preflight
+from .preflight import Reading, Start, preflight
 
 
 class ZephonDataLoader(StreamLoader):
