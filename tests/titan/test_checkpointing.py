@@ -216,10 +216,13 @@ def test_a_checkpoint_of_the_stock_loader_is_refused_with_the_way_out(
 
 
 OTHER_CHECKPOINTER = """
+    from dataclasses import dataclass
+
     from torchtitan.components.checkpointer import BaseCheckpointManager, CheckpointManager
     from torchtitan.config.override import override
 
     class Other(BaseCheckpointManager):
+        @dataclass(kw_only=True, slots=True)
         class Config(BaseCheckpointManager.Config):
             pass
 
@@ -238,7 +241,7 @@ def test_a_checkpointer_other_than_dcp_is_refused(
     (tmp_path / "other_checkpointer.py").write_text(textwrap.dedent(OTHER_CHECKPOINTER))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     text = refused(folder, folder / "other", 1, "--override.imports", "other_checkpointer.other")
-    assert "checkpoint is a Other.Config, whose checkpoints this loader cannot check" in text
+    assert "checkpoint is of type Other.Config, whose checkpoints this loader cannot check" in text
     assert "Use TorchTitan's CheckpointManager.Config (DCP)" in text
 
 

@@ -313,3 +313,16 @@ def test_the_debug_job_trains_on_two_ranks(tmp_path: Path) -> None:
     assert output.count("Starting job: Llama 3 debug model on the demo recipe") == 2
     assert output.count("Training completed") == 2
     assert (tmp_path / "ledger").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "dim"),
+    [("llama3_1b", 2048), ("llama3_3B", 3072), ("qwen3_4b", 2560), ("qwen3_30b_a3b", 2048), ("deepseek_v3_236b", 5120)],
+)
+def test_the_stock_entry_point_finds_every_family_by_name_and_flavor(name: str, dim: int) -> None:
+    from torchtitan_zephon import config_registry
+
+    ours = getattr(config_registry, name)()
+    assert isinstance(ours, v030.ZephonTrainer.Config)
+    assert isinstance(ours.dataloader, ZephonDataLoader.Config)
+    assert ours.model_spec.model.dim == dim

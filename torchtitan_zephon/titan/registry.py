@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,15 @@ from torchtitan.trainer import Trainer
 
 from ..errors import ConfigError, nearest
 from .v030 import with_our_data
+from .v030_job import assembled, flavors_of
 
 
 def configuration(name: str) -> Callable[[], Any]:
-    """The configuration function ``name`` of some model family, its data loaders replaced by ours."""
+    """A function that gives the configuration ``name``, with our data loaders.
+
+    ``name`` is that of a function in some family's registry, or the family and a flavor of it (llama3_1b,
+    qwen3_4b), which is then configured as a TOML job that names no more than the model.
+    """
     families = [family for family in sorted(_supported_models) if name.startswith(family)]
     known: list[str] = []
     for family in families or sorted(_supported_models):
@@ -26,7 +32,12 @@ def configuration(name: str) -> Callable[[], Any]:
         functions = dict(inspect.getmembers(module, inspect.isfunction))
         if name in functions:
             return lambda: with_our_data(text_only(name, functions[name]()))
-        known += [n for n, f in functions.items() if f.__module__ == module.__name__ and n.startswith(family)]
+        flavors = {re.sub(r"\W", "_", f"{family}_{flavor}").lower(): flavor for flavor in flavors_of(family)}
+        if name.lower() in flavors:
+            model = {"name": family, "flavor": flavors[name.lower()]}
+            return lambda: with_our_data(assembled({"model": model}))
+        own = [n for n, f in functions.items() if f.__module__ == module.__name__ and n.startswith(family)]
+        known += [*flavors, *own]
     raise ConfigError(f"--config {name}: TorchTitan has no such configuration. {nearest(name, known)}")
 
 

@@ -136,8 +136,8 @@ def start_of(config: Trainer.Config, world_size: int) -> Start:
     checkpoint = config.checkpoint
     if checkpoint.enable and not isinstance(checkpoint, CheckpointManager.Config):
         raise ConfigError(
-            f"checkpoint is a {type(checkpoint).__qualname__}, whose checkpoints this loader cannot check before they "
-            "are loaded; TorchTitan 0.3.0's TorchCheckpointingManager neither saves nor loads yet. Use TorchTitan's "
+            f"checkpoint is of type {type(checkpoint).__qualname__}, whose checkpoints this loader cannot check before "
+            "they are loaded; TorchTitan 0.3.0's TorchCheckpointingManager neither saves nor loads yet. Use TorchTitan's "
             "CheckpointManager.Config (DCP), which is what a TOML job has."
         )
     return Start(

@@ -126,6 +126,12 @@ def launch(config: Trainer.Config) -> None:
 def build_config(job: Job) -> ZephonTrainer.Config:
     """The 0.3.0 configuration that ``job`` means; ``ConfigError`` for what 0.3.0 cannot do."""
     tables = translated(job.sections)
+    data = {"dataloader": loader(job, job.recipe), "validator": validator(job, tables.pop("validation", {}))}
+    return assembled(tables, **data)
+
+
+def assembled(tables: dict[str, dict[str, Any]], **parts: Any) -> ZephonTrainer.Config:
+    """A configuration of ``tables``, in 0.3.0's keys, and ``parts`` that are ready; else TorchTitan's defaults."""
     job_table, model_table = tables.pop("job", {}), tables.pop("model", {})
     check_keys(job_table, ("dump_folder", "description"), "job")
     paths = {
@@ -135,10 +141,9 @@ def build_config(job: Job) -> ZephonTrainer.Config:
     }
     spec = model_spec(model_table)
     loss = CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size)
-    parts: dict[str, Any] = {
+    parts |= {
         "optimizer": optimizer(tables.pop("optimizer", {})),
         "activation_checkpoint": activation_checkpoint(tables.pop("activation_checkpoint", {})),
-        "validator": validator(job, tables.pop("validation", {})),
         "profiler": filled(Profiler.Config(), tables.pop("profiling", {}), "profiling"),
         "override": override(tables.pop("override", {})),
     }
@@ -156,7 +161,7 @@ def build_config(job: Job) -> ZephonTrainer.Config:
     }
     parts |= {name: filled(default, tables.pop(name, {}), name) for name, default in defaults.items()}
     assert not tables, f"sections that job.py accepts and nothing maps: {sorted(tables)}"
-    return checked("job", ZephonTrainer.Config, model_spec=spec, dataloader=loader(job, job.recipe), **paths, **parts)
+    return checked("job", ZephonTrainer.Config, model_spec=spec, **paths, **parts)
 
 
 def translated(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -214,6 +219,12 @@ def override(table: Mapping[str, Any]) -> OverrideConfig:
     return OverrideConfig(imports=checked("override", parse_cli_imports, words))
 
 
+def flavors_of(name: str) -> list[str]:
+    """The flavors of a model family."""
+    module = importlib.import_module(f"torchtitan.models.{name}")
+    return list(next(v for k, v in vars(module).items() if k.endswith("_configs") and isinstance(v, dict)))
+
+
 def model_spec(table: Mapping[str, Any]) -> ModelSpec:
     """The model ``[model]`` names; its other keys are arguments of the model's ``model_registry``."""
     arguments = {"name": "llama3", "flavor": "debugmodel", **table}
@@ -229,7 +240,7 @@ def model_spec(table: Mapping[str, Any]) -> ModelSpec:
     known = [k for k in inspect.signature(registry).parameters if k not in ("flavor", "converters")]
     check_keys(arguments, ("name", "flavor", "hf_assets_path", *known), "model")
     arguments = {k: coerce(v, hints[k], f"model.{k}") for k, v in arguments.items()}
-    flavors = next(v for k, v in vars(module).items() if k.endswith("_configs") and isinstance(v, dict))
+    flavors = flavors_of(name)
     if flavor not in flavors:
         raise ConfigError(f"model.flavor = {flavor!r}: {name} has no such flavor. {nearest(flavor, flavors)}")
     spec: ModelSpec = checked("model", registry, flavor, **arguments)
