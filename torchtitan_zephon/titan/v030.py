@@ -116,7 +116,18 @@ class ZephonTrainer(Trainer):
         loader: Any = config.dataloader
         config.dataloader = dataclasses.replace(loader, first_step=first_step)
         super().__init__(config)
+        check_checkpointer(config.checkpoint)  # here, as the stock trainer has now applied its overrides
         self.metrics_processor.logger = DataMetrics(self.metrics_processor.logger, self.dataloader)
+
+
+def check_checkpointer(config: Any) -> None:
+    """Raise ``ConfigError`` for a checkpointer other than DCP's, whose checkpoints ``preflight`` cannot read."""
+    if config.enable and not isinstance(config, CheckpointManager.Config):
+        raise ConfigError(
+            f"checkpoint is of type {type(config).__qualname__}, whose checkpoints this loader cannot check before they "
+            "are loaded. Use TorchTitan's CheckpointManager.Config (DCP), which is what a TOML job has; the other of "
+            "0.3.0, TorchCheckpointingManager, neither saves nor loads yet."
+        )
 
 
 def start_of(config: Trainer.Config, world_size: int) -> Start:
@@ -134,12 +145,6 @@ def start_of(config: Trainer.Config, world_size: int) -> Start:
     if validator.enable and isinstance(validator.dataloader, ZephonDataLoader.Config):
         validation = reading(feed=feed_of(dataclasses.replace(validator.dataloader, infinite=validator.steps != -1)))
     checkpoint = config.checkpoint
-    if checkpoint.enable and not isinstance(checkpoint, CheckpointManager.Config):
-        raise ConfigError(
-            f"checkpoint is of type {type(checkpoint).__qualname__}, whose checkpoints this loader cannot check before "
-            "they are loaded; TorchTitan 0.3.0's TorchCheckpointingManager neither saves nor loads yet. Use TorchTitan's "
-            "CheckpointManager.Config (DCP), which is what a TOML job has."
-        )
     return Start(
         train=reading(feed=feed_of(loader)),
         validation=validation,
