@@ -1,4 +1,4 @@
-"""The loader in DCP: 16 ranks save, 8, 32 and 64 load; every global batch is the one of an unbroken run."""
+"""The loader in DCP: 16 ranks save, 8 and 64 load; every global batch is the one of an unbroken run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[str
     return folder, straight
 
 
-@pytest.mark.parametrize("processes", [8, 32, 64])
+@pytest.mark.parametrize("processes", [8, 64])  # 32 is in test_resize, with the real trainer
 def test_a_checkpoint_of_16_ranks_continues_on_another_number(
     saved: tuple[Path, list[list[str]]], processes: int
 ) -> None:

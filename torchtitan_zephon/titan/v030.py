@@ -124,8 +124,8 @@ def check_checkpointer(config: Any) -> None:
     """Raise ``ConfigError`` for a checkpointer other than DCP's, whose checkpoints ``preflight`` cannot read."""
     if config.enable and not isinstance(config, CheckpointManager.Config):
         raise ConfigError(
-            f"checkpoint is of type {type(config).__qualname__}, whose checkpoints this loader cannot check before they "
-            "are loaded. Use TorchTitan's CheckpointManager.Config (DCP), which is what a TOML job has; the other of "
+            f"checkpoint is of type {type(config).__qualname__}, whose checkpoints this loader cannot check before "
+            "they are loaded. Use TorchTitan's CheckpointManager.Config (DCP), which is what a TOML job has; the other of "
             "0.3.0, TorchCheckpointingManager, neither saves nor loads yet."
         )
 
