@@ -19,8 +19,9 @@ from tests.scenarios import corpus, small_pipeline, tokenizer_folder, write_json
 from tests.titan.dcp_rank import BATCH, LANES, sources_in
 from tests.titan.scenarios import torchrun
 from torchtitan_zephon import RecipeChangedError, StateError
+from torchtitan_zephon.program import Program
 from torchtitan_zephon.titan.checkpoint import read_loader_state
-from torchtitan_zephon.titan.preflight import check_checkpoint
+from torchtitan_zephon.titan.preflight import check_checkpoint, warn_of_repeats
 from torchtitan_zephon.verify import verify
 
 SAVED_AT, STEPS = 3, 6
@@ -178,3 +179,21 @@ def test_a_checkpoint_with_a_lane_too_few_or_too_many_is_refused(
         save({"dataloader": {"stream": state["stream"], "lane": changed}}, tmp_path / str(len(changed)))
         with pytest.raises(StateError, match=said):
             check_checkpoint(stream.program, stream.layout, stream.settings, tmp_path / str(len(changed)))
+
+
+def test_a_new_stream_that_would_repeat_what_was_trained_on_is_told(
+    saved: tuple[Path, list[list[str]]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = saved
+
+    def program(seed: int) -> Program:
+        shape = {"lanes": LANES, "global_batch_size": BATCH, "local_batch_size": 1, "seed": seed}
+        return small_pipeline(sources_in(folder / "data"), **shape).for_rank(0, 1).program  # type: ignore[arg-type]
+
+    warn_of_repeats(program(7), folder / "checkpoint")
+    assert f"is in its step {SAVED_AT} of this very recipe" in caplog.text
+    caplog.clear()
+    warn_of_repeats(program(8), folder / "checkpoint")
+    save({"dataloader": {"dp_rank_0": b"x"}}, tmp_path / "stock")
+    warn_of_repeats(program(7), tmp_path / "stock")
+    assert not caplog.text

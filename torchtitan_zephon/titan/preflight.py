@@ -14,14 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.tools.logging import logger
 
 from ..config import RunSettings
-from ..errors import ConfigError, TokenizerError
+from ..errors import ConfigError, StateError, TokenizerError
 from ..ops.tokenize import check_vocabulary
 from ..plan.layout import Layout
 from ..program import Program
 from ..run.stream import RankStream
-from ..state import decode_stream
+from ..state import decode_stream, recipe_hash
 from .checkpoint import (
     Restart,
     check_files,
@@ -78,6 +79,7 @@ def preflight(start: Start) -> int:
             raise model_only(checkpoint)
         if "dataloader" in start.restart.exclude_from_loading:
             program.measure()
+            warn_of_repeats(program, checkpoint)
             first_step = (read_trainer_step(checkpoint) or 0) if with_trainer else 0
         else:
             check_checkpoint(program, layout, start.train.feed.settings, checkpoint, with_trainer=with_trainer)
@@ -99,6 +101,21 @@ def _program(start: Start, reading: Reading) -> Program:
     if start.vocab_size is not None:
         check_vocabulary(program.tokenize, start.vocab_size)
     return program
+
+
+def warn_of_repeats(program: Program, path: Path) -> None:
+    """Say so if a new stream is going to be the one that the checkpoint at ``path`` has been trained on."""
+    try:
+        stream = decode_stream(read_loader_state(path)["stream"])
+    except StateError:  # another loader's, or none: nothing to repeat
+        return
+    if stream.step and recipe_hash(stream.recipe) == recipe_hash(program.identity):
+        logger.warning(
+            "zephon: checkpoint.exclude_from_loading begins the data stream anew, and %s is in its step %d of this very "
+            "recipe, so these steps are trained on again. Leave the key out to go on, or change zephon.seed.",
+            path,
+            stream.step,
+        )
 
 
 def check_checkpoint(

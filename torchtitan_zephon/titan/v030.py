@@ -125,8 +125,8 @@ def check_checkpointer(config: Any) -> None:
     if config.enable and not isinstance(config, CheckpointManager.Config):
         raise ConfigError(
             f"checkpoint is of type {type(config).__qualname__}, whose checkpoints this loader cannot check before "
-            "they are loaded. Use TorchTitan's CheckpointManager.Config (DCP), which is what a TOML job has; the other of "
-            "0.3.0, TorchCheckpointingManager, neither saves nor loads yet."
+            "they are loaded. Use TorchTitan's CheckpointManager.Config (DCP), which is what a TOML job has; the other "
+            "of 0.3.0, TorchCheckpointingManager, neither saves nor loads yet."
         )
 
 
