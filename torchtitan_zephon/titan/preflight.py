@@ -111,8 +111,8 @@ def warn_of_repeats(program: Program, path: Path) -> None:
         return
     if stream.step and recipe_hash(stream.recipe) == recipe_hash(program.identity):
         logger.warning(
-            "zephon: checkpoint.exclude_from_loading begins the data stream anew, and %s is in its step %d of this very "
-            "recipe, so these steps are trained on again. Leave the key out to go on, or change zephon.seed.",
+            "zephon: checkpoint.exclude_from_loading begins the data stream anew, and %s is in its step %d of this "
+            "very recipe, so these steps are trained on again. Leave the key out to go on, or change zephon.seed.",
             path,
             stream.step,
         )
