@@ -280,4 +280,5 @@ def test_the_command_line_answers_yes_no_or_cannot_tell(
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in printed] == [r.sha256 for r in read_ledger(tmp_path / "a" / "ledger").values()]
     assert main(["explain", "configs/demo.toml", "--tokenizer", "demo/tokenizer"]) == 0
+    assert main(["explain", "train_configs/demo.toml", "--tokenizer", "demo/tokenizer"]) == 2
     assert "source 'books': 60.0% of tokens" in capsys.readouterr().out

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from . import check
 from .check.text import check_text
-from .config import load_recipe
-from .errors import ZephonError
+from .config import load_recipe, load_toml
+from .errors import ConfigError, ZephonError
 from .ledger import read_ledger
 from .ops.tokenize import load_tokenizer
 from .program import compile_program
@@ -106,6 +106,8 @@ def _ledger(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    if "zephon" in load_toml(options.recipe):
+        raise ConfigError(f"{str(options.recipe)!r} is a job, not a recipe; use: torchtitan-zephon check JOB.toml.")
     recipe = load_recipe(options.recipe)
     tokenizer = load_tokenizer(
         options.tokenizer,

@@ -283,6 +283,9 @@ def test_every_field_that_differs_is_told_the_long_ones_on_lines_of_their_own(jo
     assert "    global_batch_size: 16 -> 32\n    seed: 5 -> 6\n" in text
     assert "    tokenizer.sha256:\n        " in text and "\n     -> " in text
     assert text.endswith("; cannot resume")
+    words = " ".join(text.split())
+    assert "To train on with a new stream: --checkpoint.exclude_from_loading dataloader." in words
+    assert 'in batches of another size: zephon.allow_changes = ["global_batch_size"].' in words
     assert max(map(len, text.splitlines())) <= 100 or str(tmp_path) in text
 
 
@@ -361,7 +364,7 @@ def test_a_checkpoint_without_a_stream_or_with_a_file_cut_short_cannot_be_resume
 
 def test_leaving_the_loader_out_is_noted(job_file: Path) -> None:
     report = report_of(job_file, checkpoints(job_file), "--checkpoint.exclude_from_loading", '["dataloader"]')
-    assert report.resume is not None and "begins a new stream instead" in report.resume.notes[0]
+    assert report.resume is not None and "begins a new stream instead" in report.resume.notes[-1]
 
 
 def test_a_folder_without_a_checkpoint_is_exit_code_2(
@@ -417,3 +420,26 @@ def test_the_check_leaves_no_file_behind(job_file: Path) -> None:
     before = sorted(job_file.parent.rglob("*"))
     report_of(job_file, checkpoints(job_file), "--zephon.ledger")
     assert sorted(job_file.parent.rglob("*")) == before
+
+
+def test_the_step_the_job_would_load_is_the_one_checked_in_a_folder_of_steps(job_file: Path) -> None:
+    report = report_of(job_file, checkpoints(job_file), "--checkpoint.load_step", "1")
+    assert report.resume is not None and report.resume.path.name == "step-1"
+    with pytest.raises(StateError, match=r"no complete checkpoint at .*step-8.*complete there: \[1, 3\]"):
+        report_of(job_file, checkpoints(job_file), "--checkpoint.load_step", "8")
+
+
+def test_a_checkpoint_of_the_model_alone_is_told_with_the_newest_whole_step(job_file: Path, tmp_path: Path) -> None:
+    save(tmp_path / "step-4", {"dataloader": state_of(job_file), "train_state": {"step": 3}})
+    save(tmp_path / "step-6", {"model": {"w": 1}})
+    report = report_of(job_file, tmp_path)
+    assert report.resume is not None and not report.good
+    assert "holds the model only" in report.resume.problems[0]
+    assert "Go on from step 4" in report.resume.problems[0]
+
+
+def test_a_job_with_nothing_left_to_train_or_that_loads_nothing_is_noted(job_file: Path) -> None:
+    done = report_of(job_file, checkpoints(job_file), "--training.steps", "3", "--checkpoint.enable").resume
+    assert done is not None and done.notes[0].startswith("training.steps = 3 is no further than the checkpoint")
+    off = report_of(job_file, checkpoints(job_file), "--checkpoint.no_enable").resume
+    assert off is not None and off.notes[0].startswith("checkpoint.enable is false")

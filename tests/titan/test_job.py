@@ -235,3 +235,10 @@ def test_without_torchrun_the_command_says_how_to_start_it(root: Path) -> None:
     done = launch("--job.config_file", str(root / "jobs/job.toml"))
     assert done.returncode == 2
     assert "not started by torchrun" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["global_batch_size", '["global_batch_size"]'])
+def test_an_allowed_change_is_a_word_or_a_list(root: Path, value: str) -> None:
+    assert parse(root, "--zephon.allow_changes", value).settings.allow_changes == ["global_batch_size"]
+    with pytest.raises(ConfigError, match=r"allow_changes\[0\] = 'seed': not one of 'global_batch_size'"):
+        parse(root, "--zephon.allow_changes", "seed")

@@ -48,6 +48,8 @@ def check_resume(job: Job, program: Program, path: Path) -> Resume:
     excluded: list[str] = stated(job, "checkpoint", "exclude_from_loading")
     try:
         titan.check_files(path)
+        if "train_state" not in excluded and not titan.saved_whole(path):
+            raise titan.model_only(path)
         state = titan.read_loader_state(path)
         stream = decode_stream(state["stream"])
         trainer = None if "train_state" in excluded else titan.read_trainer_step(path)
@@ -98,6 +100,10 @@ def _notes(stream: StreamState, job: Job, excluded: list[str]) -> tuple[str, ...
     before, now = stream.global_batch_size, job.global_batch_size
     if before != now and "global_batch_size" in job.settings.allow_changes:
         notes.append(f"global_batch_size goes from {before} to {now} there, as zephon.allow_changes permits.")
+    if not stated(job, "checkpoint", "enable"):
+        notes.append("checkpoint.enable is false, so the job as it stands loads nothing.")
+    if (steps := stated(job, "training", "steps")) <= stream.first_step + stream.step:
+        notes.append(f"training.steps = {steps} is no further than the checkpoint, so there is nothing to train.")
     if "dataloader" in excluded:
         notes.append(
             "checkpoint.exclude_from_loading has 'dataloader', so the job as it stands begins a new stream instead."
@@ -109,15 +115,22 @@ def _notes(stream: StreamState, job: Job, excluded: list[str]) -> tuple[str, ...
 
 
 def find_checkpoint(path: Path, job: Job) -> Path:
-    """The checkpoint that ``path`` means: itself (step-N), or the newest complete one in it.
+    """The checkpoint that ``path`` means: itself (step-N), in it the job's ``load_step``, or the newest complete one.
 
     ``path`` may also be a run's dump folder. Raises ``StateError`` if there is none.
     """
     for folder in (path, path / stated(job, "checkpoint", "folder")):
         if (folder / ".metadata").is_file():
             return folder
-        if (step := _reader().latest_step(folder)) > 0:
-            return folder / f"step-{step}"
+        if (newest := _reader().latest_step(folder)) > 0:
+            asked: int = stated(job, "checkpoint", "load_step")
+            found = folder / f"step-{asked if asked > 0 else newest}"
+            if not (found / ".metadata").is_file() and asked > 0:
+                raise StateError(
+                    f"there is no complete checkpoint at {str(found)!r} (checkpoint.load_step = {asked}); complete "
+                    f"there: {_reader().complete_steps(folder)}."
+                )
+            return found
     raise StateError(
         f"there is no complete checkpoint at {str(path)!r}; give a folder step-N with .metadata in it, the folder of "
         "such folders, or the dump folder of a run."

@@ -16,6 +16,7 @@ DEFAULTS: dict[tuple[str, str], Any] = {
     ("model", "hf_assets_path"): "./tests/assets/tokenizer",
     ("training", "seq_len"): 2048,
     ("training", "local_batch_size"): 8,
+    ("training", "steps"): 10000,
     ("parallelism", "data_parallel_replicate_degree"): 1,
     ("parallelism", "data_parallel_shard_degree"): -1,
     ("parallelism", "tensor_parallel_degree"): 1,

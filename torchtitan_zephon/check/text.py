@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 
 from ..errors import StateError
-from ..state import FORMAT
+from ..state import FORMAT, NEW_STREAM
 from . import Report
 from .degrees import Degree, Mesh
 from .resume import Resume
@@ -127,7 +127,10 @@ def _resume(resume: Resume) -> str:
     if resume.changes:
         lines.append("  the job is not the one that made it (field: checkpoint -> now):")
         lines += [_change(change) for change in resume.changes]
-        lines.append("  Put these back to continue the same stream.")
+        lines.append(_wrapped(f"Put these back to continue the same stream. {NEW_STREAM}", "  "))
+        if any(change.startswith("global_batch_size:") for change in resume.changes):
+            way = 'zephon.allow_changes = ["global_batch_size"]'
+            lines.append(_wrapped(f"To go on with the same sequences in batches of another size: {way}.", "  "))
     lines += [_wrapped(text, "  ") for text in (*resume.problems, *resume.notes)]
     lines.append("  the job can resume from it" if resume.possible else "  the job cannot resume from it")
     return "\n".join(lines)

@@ -212,6 +212,8 @@ def recipe_file(path: Any) -> dict[str, Any]:
 def run_settings(zephon: Mapping[str, Any], sections: Mapping[str, Any]) -> RunSettings:
     """The run settings of ``[zephon]``; its ``ledger = true`` means ``<job.dump_folder>/ledger``."""
     table = {k: v for k, v in zephon.items() if k in RUN_KEYS}
+    if isinstance(table.get("allow_changes"), str):  # one word, or words with commas, as TorchTitan's own lists
+        table["allow_changes"] = table["allow_changes"].split(",")
     if coerce(table.pop("ledger", False), bool, "zephon.ledger"):
         folder = coerce(sections.get("job", {}).get("dump_folder", "./outputs"), str, "job.dump_folder")
         table["ledger"] = str(Path(folder) / "ledger")

@@ -70,7 +70,8 @@ class StreamLoader(BaseDataLoader):
         if not state_dict:
             raise StateError(f"the checkpoint has no loader state. {NEW_STREAM}")
         self.stream.load_state_dict(state_dict)
-        logger.info("zephon: continuing behind step %d", self.stream.step)
+        began = f" of the stream that began behind step {self.stream.first_step}" * (self.stream.first_step > 0)
+        logger.info("zephon: continuing behind step %d%s", self.stream.step, began)
 
 
 class DataMetrics:
