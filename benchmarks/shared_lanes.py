@@ -13,18 +13,16 @@ import argparse
 import time
 from pathlib import Path
 
-from torchtitan_zephon import Dataset, Pipeline, StaticMixtureWorkSource
+from corpus import source_of
+
+from torchtitan_zephon import Pipeline
 
 LANES, BATCH, STEPS, ROUNDS = 16, 112, 30, 3
 
 
 def build(corpus: Path, tokenizer: Path) -> Pipeline:
-    folders = sorted(p for p in corpus.iterdir() if p.is_dir())
-    source = StaticMixtureWorkSource(
-        datasets=[Dataset.from_path(f.name, str(f)) for f in folders], mixture={f.name: 1.0 for f in folders}, seed=1
-    )
     return (
-        Pipeline(source)
+        Pipeline(source_of(corpus))
         .tokenize(tokenizer_id=str(tokenizer), parallelism=1)
         .pack_flat(max_length=512)
         .shuffle(buffer_size=128)

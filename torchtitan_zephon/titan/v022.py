@@ -309,7 +309,7 @@ def spec_of(config: StockJobConfig) -> TrainSpec:
             f"model.name = {config.model.name!r}: TorchTitan 0.2.2 has no such model. "
             f"{nearest(config.model.name, _supported_models)}"
         ) from None
-    if not getattr(spec.build_dataloader_fn, "__module__", "") == __name__:
+    if getattr(spec.build_dataloader_fn, "__module__", "") != __name__:
         raise ConfigError(
             f"the TrainSpec of model.name = {config.model.name!r} has a data loader of its own; register "
             f"{__name__}.with_our_data(spec) instead of the spec."
