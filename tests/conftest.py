@@ -6,6 +6,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +17,10 @@ import pytest
 from hypothesis import settings
 
 from tests.scenarios import texts_of, write_jsonl
+
+# What this machine has kept from other runs must not decide a test; processes that tests start inherit it.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="zephon-cache-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 settings.register_profile("ci", derandomize=True, database=None, deadline=None, max_examples=60)
 settings.register_profile("explore", derandomize=False, database=None, deadline=None, max_examples=2000)

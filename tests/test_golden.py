@@ -59,7 +59,7 @@ def write_corpus(folder: Path) -> None:
 
 
 def pipeline_over(
-    folder: Path, *, algorithm: Any = "wrap", label_shift: Any = "document", repeat: bool = True
+    folder: Path, *, algorithm: Any = "wrap", label_shift: Any = "document", repeat: bool = True, backend: Any = "hf"
 ) -> Pipeline:
     """Lanes of a few chunks each, so that twelve steps meet flushes, carries and a second epoch."""
     source = StaticMixtureWorkSource(
@@ -78,7 +78,7 @@ def pipeline_over(
         .pack_flat(max_length=32, algorithm=algorithm, label_shift=label_shift)
         .shuffle(buffer_size=40, seed=43)
         .batch(microbatch_size=2)
-        .options(lanes=4, global_batch_size=32, flush_every_sequences=10)
+        .options(lanes=4, global_batch_size=32, flush_every_sequences=10, tokenizer_backend=backend)
     )
 
 
@@ -104,12 +104,12 @@ CHANGED = (
 
 
 @pytest.mark.parametrize("name", STREAMS)
-@pytest.mark.parametrize("dp_degree", [1, 4])
-def test_the_stream_is_the_recorded_one(name: str, dp_degree: int, folder: Path) -> None:
+@pytest.mark.parametrize(("dp_degree", "backend"), [(1, "hf"), (4, "hf"), (2, "fastokens")])
+def test_the_stream_is_the_recorded_one(name: str, dp_degree: int, backend: str, folder: Path) -> None:
     recorded_format, recorded = read_golden(name)
     assert recorded_format == STREAM_FORMAT, CHANGED
     steps = 1000 if name == "finite" else STEPS
-    hashes, _ = global_batches(pipeline_over(folder, **STREAMS[name]), dp_degree, steps)
+    hashes, _ = global_batches(pipeline_over(folder, **STREAMS[name], backend=backend), dp_degree, steps)
     assert hashes == recorded, CHANGED
 
 

@@ -142,7 +142,7 @@ LANE = LaneState(
     "2" * 64,
     ("00112233aabbccdd", ""),
 )
-STREAM = StreamState({"lanes": 8, "sources": {"東京": {"weight": 0.5}}}, (300_000, 250_000), 64, 99, 1000, 792)
+STREAM = StreamState({"lanes": 8, "sources": {"東京": {"weight": 0.5}}}, "hf", (300_000, 250_000), 64, 99, 1000, 792)
 
 
 def decode(kind: str, data: object) -> object:
@@ -302,19 +302,20 @@ def test_nothing_is_unpickled() -> None:
 
 
 @pytest.mark.parametrize("kind", VALUES)
-@pytest.mark.parametrize("other", [1, 3, 2**40])
+@pytest.mark.parametrize("other", [1, 2, 4, 2**40])
 def test_another_format_is_refused_with_the_way_out_even_if_its_fields_are_unknown(kind: str, other: int) -> None:
-    assert FORMAT == 2
-    refusal = rf"^{NAMES[kind]} has format {other}; .* reads format 2\. Install the version that wrote it\."
+    assert FORMAT == 3
+    refusal = rf"^{NAMES[kind]} has format {other}; .* reads format 3\. Install the version that wrote it\."
     for value in ({**VALUES[kind], "format": other}, {"format": other, "new": 1}):
         with pytest.raises(StateError, match=refusal):
             decode(kind, sealed(kind, value))
 
 
-def test_a_stream_state_of_format_1_is_refused_as_that_and_not_as_damaged() -> None:
-    old = {name: v for name, v in VALUES["stream"].items() if name not in ("first_step", "lane_sequences")}
-    with pytest.raises(StateError, match="has format 1") as refusal:
-        decode_stream(sealed("stream", {**old, "format": 1}))
+@pytest.mark.parametrize(("number", "later"), [(1, ("first_step", "lane_sequences")), (2, ("tokenizer_backend",))])
+def test_an_older_stream_state_is_refused_as_that_and_not_as_damaged(number: int, later: tuple[str, ...]) -> None:
+    old = {name: v for name, v in VALUES["stream"].items() if name not in later}
+    with pytest.raises(StateError, match=f"has format {number}") as refusal:
+        decode_stream(sealed("stream", {**old, "format": number}))
     assert "damaged" not in str(refusal.value)
 
 

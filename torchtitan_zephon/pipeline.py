@@ -168,7 +168,8 @@ class Pipeline:
         workers: int | None = None,
         prefetch_bytes: int | None = None,
         shared_lanes: bool | None = None,
-        allow_changes: list[Literal["global_batch_size"]] | None = None,
+        allow_changes: list[Literal["global_batch_size", "tokenizer_backend"]] | None = None,
+        tokenizer_backend: Literal["auto", "hf", "fastokens"] | None = None,
         ledger: str | None = None,
     ) -> Pipeline:
         """The stream's shape (first three), then speed and reporting. What is None stays as it was."""
@@ -178,6 +179,7 @@ class Pipeline:
             "prefetch_bytes": prefetch_bytes,
             "shared_lanes": shared_lanes,
             "allow_changes": allow_changes,
+            "tokenizer_backend": tokenizer_backend,
             "ledger": ledger,
         }
         return self._with(
@@ -237,7 +239,11 @@ class Pipeline:
                 special_tokens_in_text=self._recipe.special_tokens_in_text,
             )
             self._program = compile_program(
-                self._recipe, self._stage("pack_flat", "_seq_len"), tokenizer, self._functions
+                self._recipe,
+                self._stage("pack_flat", "_seq_len"),
+                tokenizer,
+                self._functions,
+                self._settings.tokenizer_backend,
             )
         return self._program
 

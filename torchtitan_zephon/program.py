@@ -7,16 +7,16 @@ the checkpoint. Compiling lists files and reads samples of them; it opens no thr
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
+from .cache import cached
 from .config import Recipe
 from .errors import ConfigError, SourceError
 from .lane import LaneProgram, usable
-from .ops.tokenize import Tokenize, TokenizerSpec
+from .ops.tokenize import Tokenize, TokenizerSpec, Wanted, tokenize
 from .plan import keyed
 from .plan.chunking import Chunk, ChunkTable, cut
 from .plan.cursor import LanePlan, lane_offsets, order_keys
@@ -24,14 +24,12 @@ from .plan.mixture import Mixture, integer_weights, lane_phases
 from .read.files import Manifest
 from .read.records import Function, Source
 from .read.sources import open_source
-from .records import Tokens
+from .records import Texts, Tokens
 from .state import recipe_hash
 
 STREAM_FORMAT = 1
 """Version of the order itself: golden hashes change only together with it."""
 LISTED_SHARDS = 4096
-
-_measured: dict[str, tuple[int, ...]] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,39 +51,54 @@ class Program:
 
     def work(self, chunk: Chunk) -> Tokens:
         """The tokens of ``chunk``: read, map and filter, tokenise, permute. Pure; any thread may run it."""
+        return self.tokenize(chunk.source, self._texts(chunk))
+
+    def _texts(self, chunk: Chunk) -> Texts:
         source = self.sources[chunk.source]
-        tokens = self.tokenize(chunk.source, source.texts(chunk, self.functions))
-        if not self.recipe.shuffle_records or len(tokens.origin) < 2:
-            return tokens
+        texts = source.texts(chunk, self.functions)
+        if not self.recipe.shuffle_records or len(texts.texts) < 2:
+            return texts
         key = keyed.key(self.recipe.seed, "records", source.name, chunk.epoch, chunk.number)
-        return _reorder(tokens, keyed.permutation(key, len(tokens.origin)))
+        return texts.ordered(keyed.permutation(key, len(texts.texts)))
+
+    def on(self, backend: Wanted) -> Program:
+        """This program with another tokenizer back-end. Raises ``TokenizerError`` if that cannot be had."""
+        return replace(self, tokenize=tokenize(self.tokenize.spec, backend))
 
     def measure(self) -> tuple[int, ...]:
         """Tokens a MiB of chunk, one a source, from evenly spaced chunks of ``estimate_bytes`` in all.
 
-        Deterministic, so every rank finds the same; kept for the life of the process. Raises
-        ``SourceError`` for a source whose sample has no usable document.
+        Deterministic, so every rank finds the same. The texts are read every time; what the tokenizer makes of
+        them is kept on this machine. A fast back-end is compared with the reference on all of them. Raises
+        ``SourceError`` for a source whose sample has no usable document, ``TokenizerError`` where back-ends differ.
         """
-        key = recipe_hash(self.identity)
-        if key not in _measured:
-            _measured[key] = tuple(self._measure(s) for s in range(len(self.sources)))
-        return _measured[key]
+        return tuple(self._measure(s) for s in range(len(self.sources)))
 
     def _measure(self, s: int) -> int:
         table = self.tables[s]
-        chunks = min(table.num_runs, max(1, self.recipe.estimate_bytes // table.chunk_bytes))
-        tokens = inputs = num_bytes = 0
-        for k in range(chunks):
-            chunk, _ = table.chunk(0, k * table.num_runs // chunks, 0)
-            found = self.work(chunk)
-            tokens, inputs = tokens + len(found.ids), inputs + usable(found, self.recipe.label_shift)
-            num_bytes += chunk.num_bytes
+        count = min(table.num_runs, max(1, self.recipe.estimate_bytes // table.chunk_bytes))
+        chunks = [table.chunk(0, k * table.num_runs // count, 0)[0] for k in range(count)]
+        samples = [self._texts(chunk) for chunk in chunks]
+        digest = hashlib.sha256()
+        for text in (text for sample in samples for text in sample.texts):
+            digest.update(b"%d:" % len(text) + text.encode("utf-8", "surrogatepass"))
+        key = [self.tokenize.spec.identity, self.tokenize.backend_text, self.recipe.label_shift, digest.hexdigest()]
+        found: tuple[int, int] = cached("estimate", key, lambda: self._count(s, samples))
+        tokens, inputs = found
+        num_bytes = sum(chunk.num_bytes for chunk in chunks)
         if not inputs:
             raise SourceError(
-                f"source {self.names[s]!r}: no usable document in a sample of {chunks} chunks "
+                f"source {self.names[s]!r}: no usable document in a sample of {count} chunks "
                 f"({num_bytes:,} bytes): every text is empty or filtered out, or a single token."
             )
         return max(1, (tokens << 20) // num_bytes)
+
+    def _count(self, s: int, samples: list[Texts]) -> tuple[int, int]:
+        """Tokens, and tokens that can be an input."""
+        found = [self.tokenize(s, sample) for sample in samples]
+        for sample in samples:
+            self.tokenize.check(sample.texts)
+        return sum(len(t.ids) for t in found), sum(usable(t, self.recipe.label_shift) for t in found)
 
     def lane(self, lane: int, tokens_per_mib: Seq[int]) -> LaneProgram:
         """The program of one lane."""
@@ -136,7 +149,7 @@ class Program:
         lines += [
             f"  tokenize field {', '.join(sorted({repr(s.field) for s in self.sources}))}: largest id "
             f"{self.tokenize.largest_id()}, bos {spec.add_bos}, eos {spec.add_eos}, special tokens in text "
-            f"{spec.special_tokens_in_text}",
+            f"{spec.special_tokens_in_text}; by {self.tokenize.backend_text}",
             f"  pack {r.pack} to {self.seq_len} tokens, labels within each {r.label_shift}; flush every "
             f"{r.flush_every_sequences} sequences a lane",
             f"  shuffle: chunks {r.shuffle_chunks}, records {r.shuffle_records}, buffer "
@@ -146,7 +159,11 @@ class Program:
 
 
 def compile_program(
-    recipe: Recipe, seq_len: int, tokenizer: TokenizerSpec, functions: tuple[Function, ...] = ()
+    recipe: Recipe,
+    seq_len: int,
+    tokenizer: TokenizerSpec,
+    functions: tuple[Function, ...] = (),
+    backend: Wanted = "hf",
 ) -> Program:
     """Open and cut every source. Raises ``ConfigError``, ``SourceError``, ``TokenizerError``."""
     if type(seq_len) is not int or seq_len < 2:
@@ -164,7 +181,7 @@ def compile_program(
         seq_len=seq_len,
         sources=sources,
         tables=tables,
-        tokenize=Tokenize(tokenizer),
+        tokenize=tokenize(tokenizer, backend),
         functions=functions,
         identity=identity,
     )
@@ -221,12 +238,3 @@ def _shards(manifest: Manifest) -> dict[str, Any]:
     if len(listed) <= LISTED_SHARDS:
         return listed
     return {"count": len(listed), "bytes": sum(s.num_bytes for s in manifest.shards), "sha256": recipe_hash(listed)}
-
-
-def _reorder(tokens: Tokens, order: np.ndarray) -> Tokens:
-    """The documents of ``tokens`` in another order; ``order``: int64 [documents]."""
-    lengths = np.diff(tokens.offsets)[order]
-    offsets = np.zeros(len(order) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    source = np.repeat(tokens.offsets[:-1][order] - offsets[:-1], lengths) + np.arange(offsets[-1])
-    return Tokens(tokens.ids[source], offsets, tokens.origin[order], tokens.balance)

@@ -59,6 +59,10 @@ class Texts:
     shard: int
     balance: Balance
 
+    def ordered(self, order: np.ndarray) -> Texts:
+        """The documents in another order; ``order``: int64 [n]."""
+        return Texts([self.texts[i] for i in order.tolist()], self.records[order], self.shard, self.balance)
+
 
 @dataclass(frozen=True, slots=True)
 class Tokens:

@@ -24,7 +24,7 @@ from .errors import RecipeChangedError, StateError
 from .plan.cursor import Cursor
 from .records import Tokens
 
-FORMAT = 2
+FORMAT = 3
 """Version of these schemas. Another one is refused by name."""
 
 NO_DIGEST = "0" * 64
@@ -73,11 +73,13 @@ class LaneState:
 class StreamState:
     """What all lanes share.
 
-    ``tokens_per_mib``: measured once, then kept; None before that. ``step``: steps of this stream;
-    ``first_step``: steps the trainer had done when it began. ``lane_sequences``: delivered by each lane.
+    ``tokenizer_backend``: what has encoded the texts. ``tokens_per_mib``: measured once, then kept; None before
+    that. ``step``: steps of this stream; ``first_step``: steps the trainer had done when it began.
+    ``lane_sequences``: delivered by each lane.
     """
 
     recipe: dict[str, Any]
+    tokenizer_backend: str
     tokens_per_mib: tuple[int, ...] | None
     global_batch_size: int
     step: int
@@ -162,6 +164,7 @@ def encode_stream(state: StreamState) -> bytes:
         {
             "recipe": state.recipe,
             "recipe_sha256": recipe_hash(state.recipe),
+            "tokenizer_backend": state.tokenizer_backend,
             "tokens_per_mib": None if state.tokens_per_mib is None else list(state.tokens_per_mib),
             "global_batch_size": state.global_batch_size,
             "step": state.step,
@@ -176,6 +179,7 @@ def decode_stream(data: object) -> StreamState:
     fields = {
         "recipe": "table",
         "recipe_sha256": "text",
+        "tokenizer_backend": "text",
         "tokens_per_mib": "counts or null",
         "global_batch_size": "count",
         "step": "count",
@@ -190,6 +194,7 @@ def decode_stream(data: object) -> StreamState:
     measured = value["tokens_per_mib"]
     return StreamState(
         value["recipe"],
+        value["tokenizer_backend"],
         None if measured is None else tuple(measured),
         value["global_batch_size"],
         value["step"],

@@ -54,7 +54,8 @@ def reading(job: Job, version: str, recipe: Recipe, degrees: Sequence[Degree], v
     seq_len = stated(job, "training", "seq_len")
     if not training and version == "0.2.2":
         seq_len = stated(job, "validation", "seq_len", seq_len)
-    program = compile_program(recipe, seq_len, tokenizer_of(job, recipe, version))
+    tokenizer = tokenizer_of(job, recipe, version)
+    program = compile_program(recipe, seq_len, tokenizer, backend=job.settings.tokenizer_backend)
     if vocab_size is not None:
         check_vocabulary(program.tokenize, vocab_size)
     total = sum(source.weight for source in recipe.sources.values())

@@ -59,7 +59,7 @@ def _head(report: Report) -> str:
         "stream": f"{recipe.lanes} lanes{shared}; seed {recipe.seed}; pack {recipe.pack}, labels within each "
         f"{recipe.label_shift}; {'repeating' if recipe.repeat else 'one pass'}",
         "tokenizer": f"{assets_of(job)}: ids up to {tokenize.largest_id():,}{vocabulary}; BOS {_added(spec.add_bos)}, "
-        f"EOS {_added(spec.add_eos)}",
+        f"EOS {_added(spec.add_eos)}; by {tokenize.backend_text}",
     }
     return "\n".join(_wrapped(text, f"{name:14}", " " * 14) for name, text in rows.items())
 

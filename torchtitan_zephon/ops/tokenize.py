@@ -4,24 +4,28 @@ What flows in: the texts of a chunk. What flows out: ``Tokens`` (flat int32 ids 
 The tokenizer's own post-processor runs; BOS and EOS are added where asked and where the
 post-processor does not add them already, so there is exactly one of each. One call a chunk.
 
-``tokenizers`` spreads a call over a thread pool of its own. Here a worker thread is the unit of
+Two back-ends give the same ids: Hugging Face `tokenizers` ("hf"), the reference, and "fastokens" (``fast.py``).
+`tokenizers` spreads a call over a thread pool of its own. Here a worker thread is the unit of
 parallelism, so its pool is turned off for the process unless TOKENIZERS_PARALLELISM is set.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..cache import cached
 from ..errors import TokenizerError
 from ..records import Texts, Tokens
+from . import fast
 
 if TYPE_CHECKING:
     import tokenizers
@@ -29,6 +33,9 @@ if TYPE_CHECKING:
 
 LARGEST_VOCABULARY = 1 << 24
 """A carried token takes three bytes in a checkpoint."""
+
+Backend = Literal["hf", "fastokens"]
+Wanted = Literal["auto", "hf", "fastokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,8 @@ class TokenizerSpec:
 class Tokenize:
     """The function stage; stateless after construction and safe in any thread."""
 
-    def __init__(self, spec: TokenizerSpec) -> None:
+    def __init__(self, spec: TokenizerSpec, wanted: Wanted = "hf") -> None:
+        """``wanted`` "auto": fastokens where it can stand in. Raises ``TokenizerError``, also if "fastokens" cannot."""
         self.spec = spec
         self._tokenizer = _tokenizers().Tokenizer.from_str(spec.serialized)
         self._tokenizer.no_truncation()
@@ -63,21 +71,76 @@ class Tokenize:
             raise TokenizerError(
                 f"the tokenizer gives ids up to {self.largest_id()}; ids end at {LARGEST_VOCABULARY - 1}."
             )
-        self._tokenizer.encode_special_tokens = spec.special_tokens_in_text == "plain"
+        self._plain = spec.special_tokens_in_text == "plain"
+        self._tokenizer.encode_special_tokens = self._plain
+        self._fast, self._why_not = (None, "") if wanted == "hf" else self._find_fast()
+        if wanted == "fastokens" and self._fast is None:
+            raise TokenizerError(
+                f'tokenizer_backend = "fastokens" cannot be had: {self._why_not}. With "auto" fastokens is used only '
+                'where it can stand in for tokenizers; "hf" always works, and gives the same ids.'
+            )
+
+    @property
+    def backend(self) -> Backend:
+        """What encodes the texts."""
+        return "hf" if self._fast is None else "fastokens"
+
+    @property
+    def backend_text(self) -> str:
+        """The same with versions, and why it is not the fast one."""
+        return f"tokenizers ({self._why_not})" if self._why_not else fast.versions(self.backend)
 
     def __call__(self, source: int, texts: Texts) -> Tokens:
-        """``Tokens`` of ``texts``, in order."""
-        encodings = self._tokenizer.encode_batch_fast(texts.texts)
-        before = [] if self.spec.add_bos is None else [self.spec.add_bos]
-        after = [] if self.spec.add_eos is None else [self.spec.add_eos]
-        lists = [before + e.ids + after for e in encodings]
-        offsets = np.zeros(len(lists) + 1, dtype=np.int64)
-        np.cumsum([len(ids) for ids in lists], out=offsets[1:])
-        ids = np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=int(offsets[-1]))
-        origin = np.empty((len(lists), 3), dtype=np.int64)
+        """``Tokens`` of ``texts``, in order. Raises ``TokenizerError`` if the back-ends are seen to differ."""
+        if self._fast is None:
+            ids, offsets = self._reference(texts.texts)
+        else:
+            ids, offsets = self._fast(texts.texts, fast.rechecked(source, texts.shard, texts.records))
+        ids, offsets = self._around(ids, offsets)
+        origin = np.empty((len(texts.texts), 3), dtype=np.int64)
         origin[:, 0], origin[:, 1], origin[:, 2] = source, texts.shard, texts.records
         texts.balance.tokens_in = len(ids)
         return Tokens(ids, offsets, origin, texts.balance)
+
+    def check(self, texts: list[str]) -> None:
+        """Raise ``TokenizerError`` unless both back-ends give the same ids for all of ``texts``."""
+        if self._fast is not None:
+            self._fast(texts, np.arange(len(texts)))
+
+    def _reference(self, texts: list[str]) -> fast.Flat:
+        lists = [e.ids for e in self._tokenizer.encode_batch_fast(texts)]
+        offsets = np.zeros(len(lists) + 1, dtype=np.int64)
+        np.cumsum([len(ids) for ids in lists], out=offsets[1:])
+        return np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=int(offsets[-1])), offsets
+
+    def _around(self, ids: np.ndarray, offsets: np.ndarray) -> fast.Flat:
+        """BOS and EOS around every document, as the spec says."""
+        bos, eos = self.spec.add_bos, self.spec.add_eos
+        more = (bos is not None) + (eos is not None)
+        if not more:
+            return ids, offsets
+        moved = offsets + np.arange(len(offsets)) * more
+        whole = np.empty(int(moved[-1]), np.int32)
+        own = np.ones(len(whole), bool)
+        for token, places in ((bos, moved[:-1]), (eos, moved[1:] - 1)):
+            if token is not None:
+                whole[places], own[places] = token, False
+        whole[own] = ids
+        return whole, moved
+
+    def _find_fast(self) -> tuple[fast.FastEncoder | None, str]:
+        """The fast back-end, or why it cannot stand in. The self-check's result is kept on this machine."""
+        if fast.installed() is None:
+            return None, "fastokens is not installed; pip install 'torchtitan_zephon[fast]'"
+        if (why := fast.refusal(self.spec.serialized)) is not None:
+            return None, f"fastokens is not used: {why}"
+        try:
+            encoder = fast.FastEncoder(self.spec.serialized, self._plain, self._reference)
+        except TokenizerError as error:
+            return None, str(error)
+        key = [fast.versions("fastokens"), fast.CHECK_VERSION, self.spec.identity["sha256"], self._plain]
+        why = cached("tokenizer", key, lambda: fast.self_check(encoder, self._tokenizer, self._reference))
+        return (encoder, "") if why == "" else (None, f"fastokens is not used: {why}")
 
     def largest_id(self) -> int:
         """The largest id it can give."""
@@ -89,6 +152,12 @@ class Tokenize:
     def padding_id(self) -> int:
         """The id that fills padded positions; their labels are -100."""
         return self.spec.add_eos if self.spec.add_eos is not None else 0
+
+
+@functools.lru_cache(maxsize=4)
+def tokenize(spec: TokenizerSpec, wanted: Wanted) -> Tokenize:
+    """``Tokenize``, kept for the life of the process: building one for a large vocabulary takes seconds."""
+    return Tokenize(spec, wanted)
 
 
 def load_tokenizer(

@@ -42,14 +42,19 @@ def below(k: int, counter: int, n: int) -> int:
     return (draw(k, counter) * n) >> 64
 
 
-def permutation(k: int, n: int) -> np.ndarray:
-    """A random order of ``range(n)``, int64 [n]: the argsort of ``n`` draws."""
+def draws(k: int, counters: np.ndarray) -> np.ndarray:
+    """``draw`` for many counters at once: int64 [n], not below 0, to uint64 [n]."""
     with np.errstate(over="ignore"):
-        z = np.uint64(k) + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        z = np.uint64(k) + (counters.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z ^= z >> np.uint64(31)
-    return np.argsort(z, kind="stable")
+    return z
+
+
+def permutation(k: int, n: int) -> np.ndarray:
+    """A random order of ``range(n)``, int64 [n]: the argsort of ``n`` draws."""
+    return np.argsort(draws(k, np.arange(n)), kind="stable")
 
 
 def permute(k: int, i: int, n: int) -> int:

@@ -10,17 +10,19 @@ Owner of everything here: the thread that iterates.
 from __future__ import annotations
 
 import hashlib
+import typing
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..config import RunSettings
-from ..errors import ConfigError, StateError
+from ..errors import ConfigError, StateError, TokenizerError
 from ..lane import Lane
 from ..ledger import LaneEntry, LedgerWriter
+from ..ops.tokenize import Backend
 from ..plan.layout import Layout
 from ..program import Program
 from ..records import Balance, Batch, Sequence, Tokens
@@ -245,6 +247,7 @@ class RankStream:
             )
         stream = StreamState(
             self.program.identity,
+            self.program.tokenize.backend,
             self._tokens_per_mib,
             self.layout.global_batch_size,
             self._step,
@@ -268,10 +271,34 @@ class RankStream:
         The data is replayed and compared when the next batch is asked for.
         """
         stream, lanes = self._decode(state)
+        self.program = self._on_backend(stream.tokenizer_backend)
         self._drop()
         self._ended, self._last_step, self._failure = False, None, None
         self._saved, self._tokens_per_mib = lanes, stream.tokens_per_mib
         self._step, self.first_step, self._lane_sequences = stream.step, stream.first_step, stream.lane_sequences
+
+    def _on_backend(self, before: str) -> Program:
+        """The program on the tokenizer back-end of a checkpoint, or on another where that is allowed."""
+        wanted = self.settings.tokenizer_backend
+        if before not in typing.get_args(Backend):
+            raise StateError(
+                f"the checkpoint was made with tokenizer_backend = {before!r}, which this version does not have."
+            )
+        if "tokenizer_backend" in self.settings.allow_changes:
+            return self.program.on(wanted)
+        if wanted not in ("auto", before):
+            raise StateError(
+                f"the checkpoint was made with tokenizer_backend = {before!r}, this job has {wanted!r}. Set it "
+                'back, or to "auto", which goes on with that of the checkpoint; or set '
+                'allow_changes = ["tokenizer_backend"].'
+            )
+        try:
+            return self.program.on(cast(Backend, before))
+        except TokenizerError as error:
+            raise StateError(
+                f"the checkpoint was made with tokenizer_backend = {before!r}, but here {error} Install what "
+                'is missing; or set allow_changes = ["tokenizer_backend"], to go on with tokenizers.'
+            ) from None
 
     def _decode(self, state: Mapping[str, Any]) -> tuple[StreamState, dict[int, LaneState]]:
         """Everything that can be wrong with a state, found before anything here changes."""

@@ -54,9 +54,10 @@ class Feed:
         the validator (which builds its loader anew every time) ask for the same one."""
         recipe = self.effective
         spec = tokenizer_spec(tokenizer, recipe)
-        key = f"{recipe!r} {seq_len} {spec.identity!r}"
+        backend = self.settings.tokenizer_backend
+        key = f"{recipe!r} {seq_len} {spec.identity!r} {backend}"
         if key not in _programs:
-            _programs[key] = compile_program(recipe, seq_len, spec)
+            _programs[key] = compile_program(recipe, seq_len, spec, backend=backend)
         return _programs[key]
 
 
