@@ -55,7 +55,7 @@ _DEEPSEEK = (
 PATTERNS: frozenset[tuple[str, ...]] = frozenset([(_CL100K % "{1,3}",), (_CL100K % "",), (_O200K,), _DEEPSEEK])
 """Pre-tokenizer patterns, each a tuple of splits in turn: Llama 3, Qwen, o200k (Llama 4, GPT-OSS), DeepSeek.
 
-GPT-2's own is ByteLevel's. Under patterns that it does not know by heart `fastokens` 0.3.5 takes U+180E for white space.
+GPT-2's own is ByteLevel's. `fastokens` 0.3.5 takes U+180E for white space under patterns it does not know by heart.
 """
 
 

@@ -105,11 +105,7 @@ class WrapAcross:
         inside = (row < n) & (column < (s if filled < 0 else filled))  # a label only begins no piece
         begins = np.union1d(row[inside] * s + column[inside], np.arange(n, dtype=np.int64) * s)
         document = np.searchsorted(joined.offsets, begins // s * (s + 1) + begins % s, side="right") - 1
-        marks = np.zeros(n * s, np.int32)
-        marks[begins] = begins
-        if filled >= 0 and filled < s:
-            marks[filled] = filled
-        positions = np.arange(n * s, dtype=np.int32) - np.maximum.accumulate(marks)
+        positions = _positions(begins, n * s if filled < 0 else filled, n * s)
         pieces = np.column_stack([begins % s, joined.origin[document]])
         first_piece = np.searchsorted(begins, np.arange(n + 1) * s)
         return Rows(inputs, labels, positions.reshape(n, s), pieces, first_piece, np.full(n, s, np.int64))
@@ -243,22 +239,26 @@ class _Joined:
         is_input, is_label = np.ones(len(t.ids), bool), np.ones(len(t.ids), bool)
         is_input[t.offsets[1:][~empty] - 1] = False
         is_label[t.offsets[:-1][~empty]] = False
-        inputs, labels = np.full(size, padding_id, np.int32), np.full(size, IGNORE_LABEL, np.int32)
-        inputs[:used], labels[:used] = t.ids[is_input][:used], t.ids[is_label][:used]
+        inputs, labels = t.ids[is_input][:used], t.ids[is_label][:used]
+        if used < size:
+            inputs = np.concatenate([inputs, np.full(size - used, padding_id, np.int32)])
+            labels = np.concatenate([labels, np.full(size - used, IGNORE_LABEL, np.int32)])
         # A document of under two tokens has no input; of documents at one start the last is real.
         begins = np.union1d(self.starts[self.starts < used], row_starts)
         document = np.searchsorted(self.starts, begins, side="right") - 1
-        marks = np.zeros(size, np.int32)
-        marks[begins] = begins
-        if used < size:
-            marks[used] = used
-        positions = np.arange(size, dtype=np.int32) - np.maximum.accumulate(marks)
+        positions = _positions(begins, used, size)
         pieces = np.column_stack([begins % seq_len, t.origin[document]])
         first_piece = np.searchsorted(begins, np.append(row_starts, size))
         fill = np.full(n, seq_len, np.int64)
         fill[-1] = filled
         shape = (n, seq_len)
         return Rows(inputs.reshape(shape), labels.reshape(shape), positions.reshape(shape), pieces, first_piece, fill)
+
+
+def _positions(begins: np.ndarray, used: int, size: int) -> np.ndarray:
+    """int32 [size]: each place's distance from the last of ``begins``; the padding from ``used`` on counts from 0."""
+    borders = np.append(begins, used) if used < size else begins
+    return np.arange(size, dtype=np.int32) - np.repeat(borders.astype(np.int32), np.diff(borders, append=size))
 
 
 def no_rows(seq_len: int) -> Rows:
