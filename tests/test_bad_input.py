@@ -118,7 +118,7 @@ def test_bytes_that_are_no_utf8_are_a_bad_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "parts"), [("body", ["no column 'text'", "'body'"]), ("text", ["holds int64, not text"])]
+    ("column", "parts"), [("body", ["no column 'text'", "'body'"]), ("text", ["holds int64, neither text"])]
 )
 def test_a_parquet_column_that_is_missing_or_no_text_is_refused(tmp_path: Path, column: str, parts: list[str]) -> None:
     pq.write_table(pa.table({column: [1, 2, 3]}), tmp_path / "x.parquet")

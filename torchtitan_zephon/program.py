@@ -12,6 +12,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from .cache import cached
 from .config import Recipe
 from .errors import ConfigError, SourceError
@@ -22,6 +24,7 @@ from .plan.chunking import Chunk, ChunkTable, cut
 from .plan.cursor import LanePlan, lane_offsets, order_keys
 from .plan.mixture import Mixture, integer_weights, lane_phases
 from .read.files import Manifest
+from .read.ids import ordered
 from .read.records import Function, Source
 from .read.sources import open_source
 from .records import Texts, Tokens
@@ -50,16 +53,26 @@ class Program:
         return tuple(s.name for s in self.sources)
 
     def work(self, chunk: Chunk) -> Tokens:
-        """The tokens of ``chunk``: read, map and filter, tokenise, permute. Pure; any thread may run it."""
-        return self.tokenize(chunk.source, self._texts(chunk))
+        """The tokens of ``chunk``: read, map and filter, permute, tokenise. Pure; any thread may run it."""
+        source = self.sources[chunk.source]
+        if not source.holds_ids:
+            return self.tokenize(chunk.source, self._texts(chunk))
+        ids = source.ids(chunk, self.functions)
+        if (order := self._order(chunk, len(ids.records))) is not None:
+            ids = ordered(ids, order)
+        return self.tokenize.given(chunk.source, ids)
 
     def _texts(self, chunk: Chunk) -> Texts:
-        source = self.sources[chunk.source]
-        texts = source.texts(chunk, self.functions)
-        if not self.recipe.shuffle_records or len(texts.texts) < 2:
-            return texts
-        key = keyed.key(self.recipe.seed, "records", source.name, chunk.epoch, chunk.number)
-        return texts.ordered(keyed.permutation(key, len(texts.texts)))
+        texts = self.sources[chunk.source].texts(chunk, self.functions)
+        order = self._order(chunk, len(texts.texts))
+        return texts if order is None else texts.ordered(order)
+
+    def _order(self, chunk: Chunk, documents: int) -> np.ndarray | None:
+        """The order of a chunk's documents, int64 [documents]; None for that of the file."""
+        if not self.recipe.shuffle_records or documents < 2:
+            return None
+        name = self.sources[chunk.source].name
+        return keyed.permutation(keyed.key(self.recipe.seed, "records", name, chunk.epoch, chunk.number), documents)
 
     def on(self, backend: Wanted) -> Program:
         """This program with another tokenizer back-end. Raises ``TokenizerError`` if that cannot be had."""
@@ -78,13 +91,7 @@ class Program:
         table = self.tables[s]
         count = min(table.num_runs, max(1, self.recipe.estimate_bytes // table.chunk_bytes))
         chunks = [table.chunk(0, k * table.num_runs // count, 0)[0] for k in range(count)]
-        samples = [self._texts(chunk) for chunk in chunks]
-        digest = hashlib.sha256()
-        for text in (text for sample in samples for text in sample.texts):
-            digest.update(b"%d:" % len(text) + text.encode("utf-8", "surrogatepass"))
-        key = [self.tokenize.spec.identity, self.tokenize.backend_text, self.recipe.label_shift, digest.hexdigest()]
-        found: tuple[int, int] = cached("estimate", key, lambda: self._count(s, samples))
-        tokens, inputs = found
+        tokens, inputs = self._count(s, chunks)
         num_bytes = sum(chunk.num_bytes for chunk in chunks)
         if not inputs:
             raise SourceError(
@@ -93,12 +100,26 @@ class Program:
             )
         return max(1, (tokens << 20) // num_bytes)
 
-    def _count(self, s: int, samples: list[Texts]) -> tuple[int, int]:
-        """Tokens, and tokens that can be an input."""
-        found = [self.tokenize(s, sample) for sample in samples]
-        for sample in samples:
-            self.tokenize.check(sample.texts)
-        return sum(len(t.ids) for t in found), sum(usable(t, self.recipe.label_shift) for t in found)
+    def _count(self, s: int, chunks: list[Chunk]) -> tuple[int, int]:
+        """Tokens in ``chunks``, and tokens that can be an input."""
+
+        def count(found: list[Tokens]) -> tuple[int, int]:
+            return sum(len(t.ids) for t in found), sum(usable(t, self.recipe.label_shift) for t in found)
+
+        def tokenized() -> tuple[int, int]:
+            for sample in samples:
+                self.tokenize.check(sample.texts)
+            return count([self.tokenize(s, sample) for sample in samples])
+
+        if self.sources[s].holds_ids:
+            return count([self.work(chunk) for chunk in chunks])
+        samples = [self._texts(chunk) for chunk in chunks]
+        digest = hashlib.sha256()
+        for text in (text for sample in samples for text in sample.texts):
+            digest.update(b"%d:" % len(text) + text.encode("utf-8", "surrogatepass"))
+        key = [self.tokenize.spec.identity, self.tokenize.backend_text, self.recipe.label_shift, digest.hexdigest()]
+        tokens, inputs = cached("estimate", key, tokenized)
+        return tokens, inputs
 
     def lane(self, lane: int, tokens_per_mib: Seq[int]) -> LaneProgram:
         """The program of one lane."""
@@ -138,11 +159,12 @@ class Program:
         ]
         for source, table in zip(self.sources, self.tables, strict=True):
             manifest = source.reader.manifest
+            kind = f"{manifest.format} shards{' of token ids' * source.holds_ids}"
             num_bytes = sum(s.num_bytes for s in manifest.shards)
             lines.append(
                 f"  source {source.name!r}: {r.sources[source.name].weight / total:.1%} of tokens; "
-                f"{len(manifest.shards)} {manifest.format} shards, {num_bytes:,} bytes; {table.num_chunks:,} chunks "
-                f"of {table.typical_chunk_bytes:,} bytes, {table.num_chunks / r.lanes:.1f} a lane and epoch"
+                f"{len(manifest.shards)} {kind}, {num_bytes:,} bytes; {table.num_chunks:,} chunks of "
+                f"{table.typical_chunk_bytes:,} bytes, {table.num_chunks / r.lanes:.1f} a lane and epoch"
             )
         lines += [f"  {f.kind} {f.identity}" for f in self.functions]
         spec = self.tokenize.spec

@@ -65,6 +65,20 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True)
+class Ids:
+    """Documents of one chunk that came as token ids: as ``Tokens``, without what stands around a document.
+
+    ids: int32 [tokens]; offsets: int64 [documents + 1]; ``records`` as in ``Texts``.
+    """
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    records: np.ndarray
+    shard: int
+    balance: Balance
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """Tokenised documents, or pieces of documents.
 

@@ -108,7 +108,7 @@ def test_every_kind_of_text_column_reads_the_same(kind: pa.DataType, tmp_path: P
 )
 def test_a_column_that_is_not_text_is_refused_by_name_and_type(column: pa.Array, kind: str, tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
-    with pytest.raises(SourceError, match=rf"a\.parquet.*column 'text' holds {kind}.*not text"):
+    with pytest.raises(SourceError, match=rf"a\.parquet.*column 'text' holds {kind}.*neither text"):
         reader_of(tmp_path / "a.parquet")
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from ..cache import cached
 from ..errors import TokenizerError
-from ..records import Texts, Tokens
+from ..records import Ids, Texts, Tokens
 from . import fast
 
 if TYPE_CHECKING:
@@ -67,9 +67,11 @@ class Tokenize:
         self._tokenizer = _tokenizers().Tokenizer.from_str(spec.serialized)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        if self.largest_id() >= LARGEST_VOCABULARY:
+        around = [i for i in (spec.add_bos, spec.add_eos) if i is not None]
+        self._largest_id: int = max([*self._tokenizer.get_vocab(with_added_tokens=True).values(), *around])
+        if self._largest_id >= LARGEST_VOCABULARY:
             raise TokenizerError(
-                f"the tokenizer gives ids up to {self.largest_id()}; ids end at {LARGEST_VOCABULARY - 1}."
+                f"the tokenizer gives ids up to {self._largest_id}; ids end at {LARGEST_VOCABULARY - 1}."
             )
         self._plain = spec.special_tokens_in_text == "plain"
         self._tokenizer.encode_special_tokens = self._plain
@@ -96,11 +98,28 @@ class Tokenize:
             ids, offsets = self._reference(texts.texts)
         else:
             ids, offsets = self._fast(texts.texts, fast.rechecked(source, texts.shard, texts.records))
-        ids, offsets = self._around(ids, offsets)
-        origin = np.empty((len(texts.texts), 3), dtype=np.int64)
-        origin[:, 0], origin[:, 1], origin[:, 2] = source, texts.shard, texts.records
-        texts.balance.tokens_in = len(ids)
-        return Tokens(ids, offsets, origin, texts.balance)
+        none = np.zeros(len(texts.texts), bool)
+        return self._tokens(source, texts, *self._around(ids, offsets, none, none))
+
+    def given(self, source: int, ids: Ids) -> Tokens:
+        """``Tokens`` of documents that are ids already; BOS and EOS are added to those that lack them.
+
+        Raises ``TokenizerError`` for an id that the tokenizer does not have.
+        """
+        if len(ids.ids) and (largest := int(ids.ids.max())) > self._largest_id:
+            raise TokenizerError(
+                f"a source of token ids holds {largest}, but the tokenizer's ids end at {self._largest_id}: they were "
+                "made with another tokenizer."
+            )
+        begins = ids.ids[ids.offsets[:-1]] == (-1 if self.spec.add_bos is None else self.spec.add_bos)
+        ends = ids.ids[ids.offsets[1:] - 1] == (-1 if self.spec.add_eos is None else self.spec.add_eos)
+        return self._tokens(source, ids, *self._around(ids.ids, ids.offsets, begins, ends))
+
+    def _tokens(self, source: int, of: Texts | Ids, ids: np.ndarray, offsets: np.ndarray) -> Tokens:
+        origin = np.empty((len(of.records), 3), dtype=np.int64)
+        origin[:, 0], origin[:, 1], origin[:, 2] = source, of.shard, of.records
+        of.balance.tokens_in = len(ids)
+        return Tokens(ids, offsets, origin, of.balance)
 
     def check(self, texts: list[str]) -> None:
         """Raise ``TokenizerError`` unless both back-ends give the same ids for all of ``texts``."""
@@ -113,16 +132,18 @@ class Tokenize:
         np.cumsum([len(ids) for ids in lists], out=offsets[1:])
         return np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=int(offsets[-1])), offsets
 
-    def _around(self, ids: np.ndarray, offsets: np.ndarray) -> fast.Flat:
-        """BOS and EOS around every document, as the spec says."""
-        bos, eos = self.spec.add_bos, self.spec.add_eos
-        more = (bos is not None) + (eos is not None)
-        if not more:
+    def _around(self, ids: np.ndarray, offsets: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> fast.Flat:
+        """BOS and EOS around the documents, but where one ``begins`` or ``ends`` so already: bool [documents]."""
+        before = ~begins if self.spec.add_bos is not None else np.zeros(len(begins), bool)
+        after = ~ends if self.spec.add_eos is not None else np.zeros(len(ends), bool)
+        more = before.astype(np.int64) + after
+        if not more.any():
             return ids, offsets
-        moved = offsets + np.arange(len(offsets)) * more
+        moved = offsets.copy()
+        moved[1:] += np.cumsum(more)
         whole = np.empty(int(moved[-1]), np.int32)
         own = np.ones(len(whole), bool)
-        for token, places in ((bos, moved[:-1]), (eos, moved[1:] - 1)):
+        for token, places in ((self.spec.add_bos, moved[:-1][before]), (self.spec.add_eos, moved[1:][after] - 1)):
             if token is not None:
                 whole[places], own[places] = token, False
         whole[own] = ids
@@ -144,9 +165,7 @@ class Tokenize:
 
     def largest_id(self) -> int:
         """The largest id it can give."""
-        ids: list[int] = [*self._tokenizer.get_vocab(with_added_tokens=True).values()]
-        ids += [i for i in (self.spec.add_bos, self.spec.add_eos) if i is not None]
-        return max(ids)
+        return self._largest_id
 
     @property
     def padding_id(self) -> int:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import orjson
+import pyarrow as pa
 
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..records import Record
+from . import BadRecord
 from .files import Manifest
-from .records import BadRecord
 
 _BOM = b"\xef\xbb\xbf"
 _READ_ON_BYTES = 64 * 1024
@@ -25,6 +26,8 @@ _READ_ON_BYTES = 64 * 1024
 
 class JsonlReader:
     """Reads the chunks of one JSONL source; stateless, so safe in any thread."""
+
+    holds_ids = False
 
     def __init__(self, manifest: Manifest, field: str) -> None:
         self.manifest = manifest
@@ -65,6 +68,10 @@ class JsonlReader:
                 raise BadRecord(f"a line must be a JSON object; this one is {_kind(record)}", at)
             at += len(line) + 1
         return records, np.array(places, dtype=np.int64)
+
+    def read_ids(self, chunk: Chunk) -> tuple[list[pa.Array], np.ndarray]:
+        """Not offered: lists of numbers in JSON are no fast way to hold tokens."""
+        raise AssertionError("a JSONL source holds text")
 
     def describe(self, place: int) -> str:
         """In words, where in its shard a record lies."""

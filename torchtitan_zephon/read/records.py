@@ -1,39 +1,37 @@
-"""From a source and a chunk to texts: the reader, the user's functions, the text field.
+"""From a source and a chunk to texts or token ids: the reader, the user's functions, the field.
 
-What flows in: a chunk. What flows out: ``Texts``, or an error that carries source, shard and
+What flows in: a chunk. What flows out: ``Texts`` or ``Ids``, or an error that carries source, shard and
 place. Every record is accounted for: a document, empty, or filtered by a user's function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from ..errors import FunctionError, RecordError, SourceError, ZephonError
 from ..plan.chunking import Chunk, Pieces
-from ..records import Balance, Record, Texts
+from ..records import Balance, Ids, Record, Texts
+from . import BadRecord
 from .files import Manifest
-
-
-class BadRecord(Exception):
-    """Raised by a reader; becomes a ``RecordError`` where source and shard are known."""
-
-    def __init__(self, problem: str, place: int) -> None:
-        super().__init__(problem)
-        self.place = place
+from .ids import array_of, ids_of
 
 
 class Reader(Protocol):
     """What a format must offer; one class a format, one file each."""
 
     manifest: Manifest
+    holds_ids: bool
 
     def pieces(self) -> Pieces: ...
     def shard_of(self, piece: int) -> int: ...
     def read(self, chunk: Chunk, whole_records: bool) -> tuple[list[Record], np.ndarray]: ...
+    def read_ids(self, chunk: Chunk) -> tuple[list[pa.Array], np.ndarray]: ...
     def describe(self, place: int) -> str: ...
 
 
@@ -54,41 +52,65 @@ class Source:
     field: str
     reader: Reader
 
+    @property
+    def holds_ids(self) -> bool:
+        """Its documents are token ids already, not text."""
+        return self.reader.holds_ids
+
     def texts(self, chunk: Chunk, functions: tuple[Function, ...]) -> Texts:
         """The texts of ``chunk`` after the user's functions, in file order."""
         shard = self.reader.shard_of(chunk.piece)
-        place = 0
-        try:
-            records, places = self.reader.read(chunk, whole_records=bool(functions))
-            balance = Balance(records=len(records))
+        with self._errors_of(shard):
+            records, places, balance = self._records(chunk, functions, shard)
             texts: list[str] = []
             kept: list[int] = []
-            for record, place in zip(records, places.tolist(), strict=True):
-                changed = self._apply(functions, record, shard, place) if functions else record
-                if changed is None:
-                    balance.filtered += 1
-                    continue
-                text = changed.get(self.field)
+            for record, place in zip(records, places, strict=True):
+                text = record.get(self.field)
                 if type(text) is not str:
-                    raise BadRecord(self._wrong_field(changed), place)
-                if not text:
-                    balance.empty += 1
-                    continue
-                texts.append(text)
-                kept.append(place)
-        except BadRecord as error:
-            raise RecordError(
-                str(error),
-                source=self.name,
-                shard=self.reader.manifest.shards[shard].name,
-                place=self.reader.describe(error.place),
-            ) from None
-        except OSError as error:
-            raise SourceError(
-                f"source {self.name!r}, shard {self.reader.manifest.shards[shard].name!r}: cannot be read: {error}."
-            ) from error
-        balance.documents = len(texts)
+                    raise BadRecord(self._wrong_field(record), place)
+                if text:
+                    texts.append(text)
+                    kept.append(place)
+        balance.empty, balance.documents = len(records) - len(texts), len(texts)
         return Texts(texts, np.array(kept, dtype=np.int64), shard, balance)
+
+    def ids(self, chunk: Chunk, functions: tuple[Function, ...]) -> Ids:
+        """The same of a source whose reader ``holds_ids``."""
+        shard = self.reader.shard_of(chunk.piece)
+        with self._errors_of(shard):
+            if not functions:
+                return ids_of(*self.reader.read_ids(chunk), shard, self.field)
+            records, places, balance = self._records(chunk, functions, shard)
+            lists = array_of([record.get(self.field) for record in records], places, self.field)
+            found = ids_of([lists], np.array(places, np.int64), shard, self.field)
+        found.balance.records, found.balance.filtered = balance.records, balance.filtered
+        return found
+
+    def _records(
+        self, chunk: Chunk, functions: tuple[Function, ...], shard: int
+    ) -> tuple[list[Record], list[int], Balance]:
+        """Records and their places after the user's functions; the balance has those read and filtered."""
+        records, where = self.reader.read(chunk, whole_records=bool(functions))
+        places: list[int] = where.tolist()
+        balance = Balance(records=len(records))
+        if not functions:
+            return records, places, balance
+        changed = [self._apply(functions, r, shard, place) for r, place in zip(records, places, strict=True)]
+        kept = [(r, place) for r, place in zip(changed, places, strict=True) if r is not None]
+        balance.filtered = len(records) - len(kept)
+        return [r for r, _ in kept], [place for _, place in kept], balance
+
+    @contextmanager
+    def _errors_of(self, shard: int) -> Iterator[None]:
+        """Errors of the reader become those that name the source and the shard."""
+        name = self.reader.manifest.shards[shard].name
+        try:
+            yield
+        except BadRecord as error:
+            place = self.reader.describe(error.place)
+            raise RecordError(str(error), source=self.name, shard=name, place=place) from None
+        except OSError as error:
+            raise SourceError(f"source {self.name!r}, shard {name!r}: cannot be read: {error}.") from error
 
     def _apply(self, functions: tuple[Function, ...], record: Record, shard: int, place: int) -> Record | None:
         for f in functions:

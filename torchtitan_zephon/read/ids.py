@@ -1,0 +1,69 @@
+"""Documents that are token ids already: lists of integers, from a Parquet column or from a user's function.
+
+What flows in: Arrow arrays of lists, a document each, or Python lists. What flows out: ``Ids``, flat int32 with
+offsets; no Python object per token on the way from a column.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..records import Balance, Ids
+from . import BadRecord
+
+
+def is_ids(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds lists of integers."""
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(of(kind) for of in lists) and pa.types.is_integer(kind.value_type)
+
+
+def ids_of(arrays: list[pa.Array], places: np.ndarray, shard: int, field: str) -> Ids:
+    """The documents in ``arrays``; empty ones are counted and left out. Raises ``BadRecord`` for what is no id."""
+    flat, lengths, done = [], [], 0
+    for array in arrays:
+        values = array.flatten()
+        if array.null_count or values.null_count:
+            raise _null(array, field, places, done)
+        lengths.append(array.value_lengths().to_numpy(zero_copy_only=False))
+        flat.append(values.to_numpy())
+        done += len(array)
+    count = np.concatenate([np.zeros(0, np.int64), *lengths]).astype(np.int64)
+    offsets = np.zeros(len(count) + 1, np.int64)
+    np.cumsum(count, out=offsets[1:])
+    wide = flat[0] if len(flat) == 1 else np.concatenate([np.zeros(0, np.int32), *flat])
+    ids = wide.astype(np.int32, copy=False)
+    if len(wide) and (wide.min() < 0 or wide.max() >= 1 << 31):
+        at = int(np.flatnonzero((wide < 0) | (wide >= 1 << 31))[0])
+        place = int(places[np.searchsorted(offsets, at, side="right") - 1])
+        raise BadRecord(f"field {field!r} holds {wide[at]}, which is no token id", place)
+    kept = count > 0
+    balance = Balance(records=len(count), empty=int(len(count) - kept.sum()), documents=int(kept.sum()))
+    return Ids(ids, np.append(offsets[:-1][kept], offsets[-1]), places[kept], shard, balance)
+
+
+def _null(array: pa.Array, field: str, places: np.ndarray, done: int) -> BadRecord:
+    inner = [not row.is_valid or any(not value.is_valid for value in row.values) for row in array]
+    return BadRecord(f"field {field!r} is null, or holds one", int(places[done + inner.index(True)]))
+
+
+def array_of(documents: list[Any], places: list[int], field: str) -> pa.Array:
+    """Lists of integers from a user's function as one array. Raises ``BadRecord`` for anything else."""
+    for document, place in zip(documents, places, strict=True):
+        try:
+            kind = pa.array(document).type  # not asked for as integers: 1.5 would become 1
+        except (pa.ArrowException, TypeError, ValueError):
+            kind = None
+        if kind is None or not (pa.types.is_integer(kind) or len(document) == 0):
+            raise BadRecord(f"field {field!r} must be a list of token ids; it is {str(document)[:40]}", place)
+    return pa.array(documents, pa.list_(pa.int64()))
+
+
+def ordered(ids: Ids, order: np.ndarray) -> Ids:
+    """The documents in another order; ``order``: int64 [documents]."""
+    lists = pa.LargeListArray.from_arrays(pa.array(ids.offsets), pa.array(ids.ids)).take(pa.array(order))
+    offsets = lists.offsets.to_numpy()
+    return Ids(lists.flatten().to_numpy(), offsets, ids.records[order], ids.shard, ids.balance)
