@@ -38,7 +38,9 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 SAMPLE_S = 0.25
 LIMIT_S = 900
 WORKERS = (1, 2)
-WARM_UP_BATCHES = 128  # as many sequences as the shuffle buffers of 8 lanes hold: filling them is not the steady rate
+# Shuffle buffers fill before a window: 8 lanes of 128 sequences. Ours also empty at every 256th sequence of a lane, and
+# a window that began with them full would count sequences that were tokenised before it; so it begins at such a point.
+WARM_UP_BATCHES = 256
 
 # A resize test runs smaller batches of shorter sequences: 4 sequences from each of 8 lanes a global batch.
 WORLDS = (4, 2, 8)

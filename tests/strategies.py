@@ -89,7 +89,7 @@ def tokens_of(items: list[Document]) -> Tokens:
     """``items`` in columns, with the balance that the tokenizer would give."""
     lengths = [len(d.ids) for d in items]
     balance = Balance(records=len(items), documents=len(items), tokens_in=sum(lengths))
-    return Tokens(
+    return Tokens.of_chunk(
         np.array([i for d in items for i in d.ids], np.int32),
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         np.array([d.origin for d in items], np.int64).reshape(-1, 3),

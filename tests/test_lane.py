@@ -363,6 +363,7 @@ def changed_work(source: int, nth: int) -> Any:
         if chunk.source == source and len(tokens.ids):
             if seen[source] == nth:
                 tokens.ids[len(tokens.ids) // 2] ^= 1
+                tokens = Tokens.of_chunk(tokens.ids, tokens.offsets, tokens.origin, tokens.balance)
             seen[source] += 1
         return tokens
 

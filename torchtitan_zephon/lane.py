@@ -42,10 +42,17 @@ class LaneProgram:
     flush_every_sequences: int
 
 
+class _Hashed(NamedTuple):
+    """A sequence and its hash, taken while it is warm from packing."""
+
+    sequence: Sequence
+    sha256: bytes
+
+
 class _Ready(NamedTuple):
     """A sequence to be taken; ``next_start`` if it is the last of its segment."""
 
-    sequence: Sequence
+    hashed: _Hashed
     source_digests: tuple[str, ...]
     next_start: SegmentStart | None
 
@@ -128,7 +135,7 @@ class Lane:
     def _emit(self, rows: Rows, last: bool = False) -> None:
         """Send packed rows through the shuffle buffer; ``last`` empties it and ends the lane."""
         self.balance.last_tokens = self._packer.last_tokens
-        out = [s for r in range(len(rows)) for s in self._buffer.push(Sequence(rows, r))]
+        out = [s for r in range(len(rows)) for s in self._buffer.push(_hashed(rows, r))]
         if last:
             out += self._buffer.flush()
             self._finished = True
@@ -148,7 +155,7 @@ class Lane:
 
     def _begin_segment(self, segment: int) -> None:
         self._segment, self._packed = segment, 0
-        self._buffer = ShuffleBuffer(
+        self._buffer: ShuffleBuffer[_Hashed] = ShuffleBuffer(
             self.program.shuffle_buffer_sequences, keyed.key(self.program.shuffle_seed, "shuffle", self.number, segment)
         )
 
@@ -168,13 +175,11 @@ class Lane:
     def take(self) -> Sequence:
         """The next sequence; padding if the lane is dry. Call only if ``ready`` or ``dry``."""
         if self.dry:
-            entry = _Ready(
-                Sequence(padding_row(self.program.seq_len, self.program.padding_id), 0), self._source_digests, None
-            )
+            padding = padding_row(self.program.seq_len, self.program.padding_id)
+            entry = _Ready(_hashed(padding, 0), self._source_digests, None)
         else:
             entry = self._ready.popleft()
-        sequence = entry.sequence
-        self.taken_hash = sequence_hash(sequence)
+        sequence, self.taken_hash = entry.hashed
         self._digest = hashlib.sha256(bytes.fromhex(self._digest) + self.taken_hash).hexdigest()
         self._sequences += 1
         self._delivered += 1
@@ -223,6 +228,11 @@ def usable(tokens: Tokens, label_shift: str) -> int:
     return len(tokens.ids) if label_shift == "sequence" else tokens.num_inputs
 
 
+def _hashed(rows: Rows, row: int) -> _Hashed:
+    sequence = Sequence(rows, row)
+    return _Hashed(sequence, sequence_hash(sequence))
+
+
 def sequence_hash(sequence: Sequence) -> bytes:
     """SHA-256 of a sequence: inputs, labels and positions as little-endian int32."""
     rows, r = sequence
@@ -233,7 +243,4 @@ def sequence_hash(sequence: Sequence) -> bytes:
 
 
 def _hash16(before: str, tokens: Tokens) -> str:
-    h = hashlib.blake2b(before.encode(), digest_size=8)
-    h.update(tokens.ids.data)
-    h.update(tokens.offsets.data)
-    return h.hexdigest()
+    return hashlib.blake2b(before.encode() + tokens.digest, digest_size=8).hexdigest()

@@ -8,6 +8,7 @@ Provenance rides along as integers.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -90,6 +91,14 @@ class Tokens:
     offsets: np.ndarray
     origin: np.ndarray
     balance: Balance = field(default_factory=Balance)
+    digest: bytes = b""
+
+    @classmethod
+    def of_chunk(cls, ids: np.ndarray, offsets: np.ndarray, origin: np.ndarray, balance: Balance) -> Tokens:
+        """All documents of a chunk, with the digest of ``ids`` and ``offsets`` that proves a replay."""
+        h = hashlib.sha256(ids.data)
+        h.update(offsets.data)
+        return cls(ids, offsets, origin, balance, h.digest())
 
     @property
     def num_inputs(self) -> int:
@@ -170,10 +179,11 @@ class Batch:
     def of(cls, sequences: list[Sequence], step: int) -> Batch:
         """Copy ``sequences`` into one batch."""
 
-        def column(name: str) -> np.ndarray:
-            return np.stack([getattr(s.rows, name)[s.row] for s in sequences]).astype(np.int64)
-
-        return cls(column("inputs"), column("labels"), column("positions"), sequences, step)
+        shape = len(sequences), sequences[0].rows.inputs.shape[1]
+        inputs, labels, positions = (np.empty(shape, np.int64) for _ in range(3))
+        for i, (rows, r) in enumerate(sequences):
+            inputs[i], labels[i], positions[i] = rows.inputs[r], rows.labels[r], rows.positions[r]
+        return cls(inputs, labels, positions, sequences, step)
 
 
 Record = dict[str, Any]

@@ -6,21 +6,20 @@ import itertools
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 from worker import Job
 
 BATCH_DOCUMENTS = 64
-SOURCE_BYTES = 32 * 2**20
+TEXT_CHARACTERS = 64_000_000
 
 
 class Loader:
     def __init__(self, job: Job, _: list[bytes]) -> None:
         self.tokenizer = Tokenizer.from_file(str(job.tokenizer / "tokenizer.json"))
-        texts = list(
-            itertools.chain.from_iterable(zip(*(_texts(job, i) for i in range(len(job.sources()))), strict=False))
-        )
+        texts = list(_texts(job))
         self.parts = [texts[i : i + BATCH_DOCUMENTS] for i in range(0, len(texts), BATCH_DOCUMENTS)]
         self.pool = ThreadPoolExecutor(job.workers)
         self.ahead = 2 * job.workers
@@ -43,12 +42,19 @@ class Loader:
         self.pool.shutdown(cancel_futures=True)
 
 
-def _texts(job: Job, source: int) -> Iterator[str]:
-    size = 0
-    for file in sorted(job.sources()[source].glob("*.jsonl")):
+def _texts(job: Job) -> Iterator[str]:
+    """The sources' documents in turns, so that each has given as many characters as the others."""
+    sources = [_read(folder) for folder in job.sources()]
+    sizes = [0] * len(sources)
+    while sum(sizes) < TEXT_CHARACTERS:
+        at = sizes.index(min(sizes))
+        text = next(sources[at])
+        sizes[at] += len(text)
+        yield text
+
+
+def _read(folder: Path) -> Iterator[str]:
+    for file in itertools.cycle(sorted(folder.glob("*.jsonl"))):
         with file.open(encoding="utf-8") as lines:
             for line in lines:
                 yield json.loads(line)["text"]
-                size += len(line)
-                if size > SOURCE_BYTES:
-                    return

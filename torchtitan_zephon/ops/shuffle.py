@@ -9,32 +9,34 @@ the order. Quality: a sequence moves at most one segment; size 0 passes through.
 
 from __future__ import annotations
 
-from ..plan import keyed
-from ..records import Sequence
+from typing import Generic, TypeVar
 
+from ..plan import keyed
+
+T = TypeVar("T")
 FIRST_WINDOW = 16
 
 
-class ShuffleBuffer:
+class ShuffleBuffer(Generic[T]):
     """``held`` sequences wait; conserved: pushed = let go + held."""
 
     def __init__(self, size: int, key: int) -> None:
         self.size, self._key = size, key
         self._pushed = self._drawn = 0
-        self._held: list[Sequence] = []
+        self._held: list[T] = []
 
-    def push(self, sequence: Sequence) -> list[Sequence]:
+    def push(self, sequence: T) -> list[T]:
         """Take one; returns the one to let go, or none while the window grows."""
         self._held.append(sequence)
         self._pushed += 1
         window = min(self.size, FIRST_WINDOW + self._pushed // 2)
         return [self._pick()] if len(self._held) > window else []
 
-    def flush(self) -> list[Sequence]:
+    def flush(self) -> list[T]:
         """Let all go in random order. The buffer is not used afterwards."""
         return [self._pick() for _ in range(len(self._held))]
 
-    def _pick(self) -> Sequence:
+    def _pick(self) -> T:
         i = keyed.below(self._key, self._drawn, len(self._held)) if len(self._held) > 1 else 0
         self._drawn += 1
         self._held[i], self._held[-1] = self._held[-1], self._held[i]

@@ -119,7 +119,7 @@ class Tokenize:
         origin = np.empty((len(of.records), 3), dtype=np.int64)
         origin[:, 0], origin[:, 1], origin[:, 2] = source, of.shard, of.records
         of.balance.tokens_in = len(ids)
-        return Tokens(ids, offsets, origin, of.balance)
+        return Tokens.of_chunk(ids, offsets, origin, of.balance)
 
     def check(self, texts: list[str]) -> None:
         """Raise ``TokenizerError`` unless both back-ends give the same ids for all of ``texts``."""
