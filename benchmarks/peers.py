@@ -38,9 +38,9 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 SAMPLE_S = 0.25
 LIMIT_S = 900
 WORKERS = (1, 2)
-# Shuffle buffers fill before a window: 8 lanes of 128 sequences. Ours also empty at every 256th sequence of a lane, and
-# a window that began with them full would count sequences that were tokenised before it; so it begins at such a point.
-WARM_UP_BATCHES = 256
+# Buffers fill and, at ours' every 256th sequence of each of 8 lanes, empty: up to 1.3 M tokens are delivered then that
+# were tokenised before. So the warm-up is one such cycle, and a window is as many whole ones as fill --seconds.
+CYCLE_BATCHES = 256
 
 # A resize test runs smaller batches of shorter sequences: 4 sequences from each of 8 lanes a global batch.
 WORLDS = (4, 2, 8)
@@ -151,7 +151,7 @@ class Bench:
         state = self.scratch / "state"
         result = {"round": number, "loader": name, "workers": workers}
         settings = {"workers": workers, "rows": 8, "tokens": 2048, "step_batches": 8}
-        window = {"warm_up": WARM_UP_BATCHES, "seconds": self.options.seconds}
+        window = {"cycle": CYCLE_BATCHES, "seconds": self.options.seconds}
         result |= self.run(name, task="measure", save=str(state), **settings, **window)
         if "error" not in result and result["state_bytes"]:
             restored = self.run(name, task="restore", states=[str(state)], **settings)
@@ -373,7 +373,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("tokenizer", type=Path)
-    parser.add_argument("--seconds", type=float, default=25, help="length of a measured window")
+    parser.add_argument("--seconds", type=float, default=25, help="least length of a measured window")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--environments", type=Path, help="folder of the throw-away environments; kept if given")
     parser.add_argument("--loaders", nargs="+", choices=ENTRIES, default=list(ENTRIES), help="the bare row always runs")

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from worker import Job
 
-BATCH_DOCUMENTS = 64
+BATCH_DOCUMENTS = 24  # about the tokens of a loader's batch, 8 x 2048
 TEXT_CHARACTERS = 64_000_000
 
 

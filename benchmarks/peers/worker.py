@@ -40,8 +40,8 @@ class Job:
     tokens: int
     """Tokens a sequence."""
     seconds: float = 0.0
-    warm_up: int = 1
-    """Batches before the measured window."""
+    cycle: int = 1
+    """Batches of the warm-up; the measured window is a multiple of it."""
     backend: str = "hf"
     rank: int = 0
     world: int = 1
@@ -72,21 +72,26 @@ def prepare(job: Job, module: Any) -> dict[str, Any]:
 
 
 def measure(job: Job, module: Any) -> dict[str, Any]:
-    """Run for ``seconds`` after ``warm_up`` batches and to the end of a global batch, then save the state."""
+    """Run for ``seconds`` or a little longer, from the end of one cycle to the end of another.
+
+    The state is saved half a cycle later: at the end of one there may be nothing to replay, which would flatter.
+    """
     started = time.perf_counter()
     loader = module.Loader(job, [])
     batches = iter(loader)
     next(batches)
     first_s = time.perf_counter() - started
-    for _ in range(job.warm_up - 1):
+    for _ in range(job.cycle - 1):
         next(batches)
     print("\nbegin", flush=True)
-    tokens, done, began = 0, job.warm_up, time.perf_counter()
-    while done % job.step_batches or time.perf_counter() - began < job.seconds:
+    tokens, done, began = 0, 0, time.perf_counter()
+    while done % job.cycle or time.perf_counter() - began < job.seconds:
         tokens += next(batches).size
         done += 1
     wall_s = time.perf_counter() - began
     print("\nend", flush=True)
+    for _ in range(job.cycle // 2):
+        next(batches)
     state = loader.state()
     Path(job.save).write_bytes(state)
     loader.close()
