@@ -1,4 +1,12 @@
-"""Data loading for LLM pre-training that stays exactly the same when the hardware changes."""
+"""Data loading for LLM pre-training that stays exactly the same when the hardware changes.
+
+What reads data brings numpy and pyarrow with it, and is imported when first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from .config import Recipe, RunSettings, SourceConfig, load_recipe
 from .errors import (
@@ -11,9 +19,11 @@ from .errors import (
     TokenizerError,
     ZephonError,
 )
-from .pipeline import Dataset, Pipeline, StaticMixtureWorkSource, TokenEstimation
-from .records import Batch
-from .run.stream import RankStream
+
+if TYPE_CHECKING:
+    from .pipeline import Dataset, Pipeline, StaticMixtureWorkSource, TokenEstimation
+    from .records import Batch
+    from .run.stream import RankStream
 
 __version__ = "0.1.0"
 
@@ -37,3 +47,24 @@ __all__ = [
     "ZephonError",
     "load_recipe",
 ]
+
+_LATER = {
+    "Batch": ".records",
+    "Dataset": ".pipeline",
+    "Pipeline": ".pipeline",
+    "RankStream": ".run.stream",
+    "StaticMixtureWorkSource": ".pipeline",
+    "TokenEstimation": ".pipeline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LATER[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

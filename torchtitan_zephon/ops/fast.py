@@ -11,8 +11,7 @@ arrays with no Python object per token. `tokenizers` stays the reference, held o
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
+import functools
 import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -61,9 +60,7 @@ GPT-2's own is ByteLevel's. `fastokens` 0.3.5 takes U+180E for white space under
 
 def installed() -> str | None:
     """The version of `fastokens`, or None."""
-    if importlib.util.find_spec("fastokens") is None:
-        return None
-    return importlib.metadata.version("fastokens")
+    return _version("fastokens")
 
 
 def refusal(serialized: str) -> str | None:
@@ -231,5 +228,15 @@ def self_check(fast: FastEncoder, reference: tokenizers.Tokenizer, encode: Calla
 
 def versions(backend: str) -> str:
     """The back-end with its version, and that of `tokenizers`."""
-    reference = f"tokenizers {importlib.metadata.version('tokenizers')}"
+    reference = f"tokenizers {_version('tokenizers')}"
     return reference if backend == "hf" else f"fastokens {installed()}, checked against {reference}"
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    from importlib import metadata  # costs 20 ms, which importing this module should not
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

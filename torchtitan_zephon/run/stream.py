@@ -10,6 +10,8 @@ Owner of everything here: the thread that iterates.
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 import typing
 import weakref
 from collections import deque
@@ -42,6 +44,10 @@ from ..state import (
 )
 from .count import count_sequences
 from .pool import Pool
+
+SHOW_PROGRESS_S = 2.0
+"""A restore that takes longer says how far it is, as often."""
+logger = logging.getLogger(__name__)
 
 
 class RankStream:
@@ -177,11 +183,19 @@ class RankStream:
 
     def _replay(self) -> None:
         """Read again what the trainer took of the segments at hand, all lanes in step, and compare."""
+        total, done = sum(s.delivered for s in self._saved.values()), 0
+        show = time.monotonic() + SHOW_PROGRESS_S
         for i in range(max((s.delivered for s in self._saved.values()), default=0)):
             behind = [self._lanes[n] for n, saved in self._saved.items() if i < saved.delivered]
             self._active = behind  # the workers are for the lanes that still have far to go
             for lane in behind:
                 self._take(lane)
+            done += len(behind)
+            if time.monotonic() > show:
+                show += SHOW_PROGRESS_S
+                logger.info(
+                    "restoring: %s of %s sequences of %d lanes read again", f"{done:,}", f"{total:,}", len(self._saved)
+                )
         for n, saved in self._saved.items():
             self._lanes[n].check_replay(saved)
         self._saved = {}
