@@ -50,6 +50,20 @@ class Balance:
         )
 
 
+class Figures(NamedTuple):
+    """What a rank's lanes read and gave since the stream was started or restored, summed over them.
+
+    ``ready``: sequences that could be handed out at once. ``source_tokens``, ``source_runs``: tokens
+    packed from each source and runs planned of it, since step 1. A lane that is shared counts whole
+    on each of its ranks.
+    """
+
+    balance: Balance
+    ready: int
+    source_tokens: tuple[int, ...]
+    source_runs: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Texts:
     """Documents of one chunk before tokenising. ``records``: place of each in its shard, int64 [n]."""
