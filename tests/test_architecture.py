@@ -32,6 +32,9 @@ ALLOWED: dict[str, set[str]] = {
     "ledger": {"plan.layout", "errors"},
     "program": {"config", "plan", "ops", "read", "lane", "state", "records", "errors"},
     "run": {"run", "config", "plan", "program", "lane", "ledger", "state", "records", "errors"},
+    # What the loader's process is told, and the script that it starts from.
+    "run.messages": {"config", "ops.tokenize", "plan.layout", "read.records", "state", "records", "errors"},
+    "run.boot": {"run.child"},
     "pipeline": {"config", "plan", "ops", "read", "program", "run", "records", "errors"},
     "__init__": {"config", "pipeline", "run", "records", "errors"},
     "metrics": {"run", "records"},

@@ -117,6 +117,11 @@ class RunSettings:
     """Speed, reporting, and what a resume may change. None changes a byte of any lane, hence not recipe."""
 
     workers: int = setting(2, "Threads a rank that read and tokenise. Results are put back in order.", low=1, high=1024)
+    runner: Literal["thread", "process"] = setting(
+        "thread",
+        "Where the engine runs: in threads of the trainer, or in one `process` of its own, so that reading, tokenising "
+        "and packing never hold the trainer's interpreter (Linux).",
+    )
     prefetch_bytes: int = setting(
         256 * 2**20,
         "Ceiling on the chunk bytes a rank has in work or waiting. A lane may always "

@@ -171,6 +171,12 @@ class Batch:
 
         return cls(column("inputs"), column("labels"), column("positions"), sequences, step)
 
+    @classmethod
+    def of_rows(cls, rows: Rows, step: int) -> Batch:
+        """All of ``rows`` as one batch."""
+        inputs, labels, positions = (c.astype(np.int64) for c in (rows.inputs, rows.labels, rows.positions))
+        return cls(inputs, labels, positions, [Sequence(rows, r) for r in range(len(rows))], step)
+
 
 Record = dict[str, Any]
 """A record as a user's ``map`` and ``filter`` functions see it."""
