@@ -37,6 +37,7 @@ OTHER: dict[type, dict[str, Any]] = {
     },
     RunSettings: {
         "workers": 5,
+        "runner": "process",
         "prefetch_bytes": 1000,
         "shared_lanes": True,
         "tokenizer_backend": "hf",

@@ -123,6 +123,11 @@ class RunSettings:
         "tokenizers that it is checked to match (an extra, `fast`); `auto`, fastokens where it is installed and "
         "matches. A checkpoint names the one in use, and a resume keeps it.",
     )
+    runner: Literal["thread", "process"] = setting(
+        "thread",
+        "Where the engine runs: in threads of the trainer, or in one `process` of its own, so that reading, tokenising "
+        "and packing never hold the trainer's interpreter (Linux).",
+    )
     prefetch_bytes: int = setting(
         256 * 2**20,
         "Ceiling on the chunk bytes a rank has in work or waiting. A lane may always "

@@ -8,6 +8,7 @@
     │   └── RecordError        one record of one shard (carries source, shard, place)
     ├── TokenizerError         a tokenizer that is missing or does not fit the model
     ├── FunctionError          a user's map or filter function failed (carries the record)
+    ├── RunnerError            the loader's own process died, or cannot be had
     └── StateError             a checkpoint that cannot be continued from
         ├── RecipeChangedError the recipe differs from the checkpoint's, field by field
         └── ReplayError        the replayed data is not what was trained on
@@ -48,6 +49,10 @@ class TokenizerError(ZephonError):
 
 class FunctionError(ZephonError):
     """A user's ``map`` or ``filter`` function failed; the cause is chained."""
+
+
+class RunnerError(ZephonError):
+    """The process of ``runner = "process"`` died, failed unexpectedly, or cannot be had."""
 
 
 class StateError(ZephonError):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .records import Batch
+from .records import Batch, Figures
 from .run.stream import RankStream
 
 PREFIX = "zephon"
@@ -40,7 +40,7 @@ class Gauges:
         """``batches``, with the time taken by each counted."""
         iterator = iter(batches)
         while True:
-            resumed = batches.step > 0 and not batches.lanes
+            resumed = batches.step > 0 and not batches.begun
             asked = time.monotonic()
             batch = next(iterator, None)
             wait = time.monotonic() - asked
@@ -54,22 +54,21 @@ class Gauges:
 
     def read(self) -> dict[str, float]:
         """``{"zephon/NAME": value}``; see ``NAMES``."""
-        now = time.monotonic()
+        now, lanes = time.monotonic(), self._stream.figures
         figures = {
             "data_wait_seconds": self._waited,
             "tokens_per_second": self._tokens / max(now - self._since, 1e-9),
-            "ready_sequences": float(sum(lane.ready for lane in self._stream.lanes.values())),
+            "ready_sequences": 0.0 if lanes is None else float(lanes.ready),
             "restore_seconds": self._restore,
         }
         self._since, self._waited, self._tokens = now, 0.0, 0
-        return {f"{PREFIX}/{name}": value for name, value in {**figures, **self._mixture()}.items()}
+        mixture = {} if lanes is None else self._mixture(lanes)
+        return {f"{PREFIX}/{name}": value for name, value in {**figures, **mixture}.items()}
 
-    def _mixture(self) -> dict[str, float]:
-        program, lanes = self._stream.program, self._stream.lanes.values()
-        if not lanes:
-            return {}
-        tokens = np.sum([lane.source_tokens for lane in lanes], axis=0)
-        runs = np.mean([lane.source_runs for lane in lanes], axis=0) * program.recipe.lanes
+    def _mixture(self, lanes: Figures) -> dict[str, float]:
+        program, own = self._stream.program, len(self._stream.layout.own_lanes)
+        tokens = np.array(lanes.source_tokens)
+        runs = np.array(lanes.source_runs) * program.recipe.lanes / own
         weights = np.array([program.recipe.sources[name].weight for name in program.names])
         figures: dict[str, float] = {}
         for s, name in enumerate(program.names):

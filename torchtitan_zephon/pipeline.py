@@ -20,6 +20,7 @@ from .plan.layout import Layout
 from .program import Program, compile_program
 from .read.records import Function
 from .records import Batch, Record
+from .run.process import open_stream
 from .run.stream import RankStream
 
 
@@ -166,6 +167,7 @@ class Pipeline:
         global_batch_size: int | None = None,
         flush_every_sequences: int | None = None,
         workers: int | None = None,
+        runner: Literal["thread", "process"] | None = None,
         prefetch_bytes: int | None = None,
         shared_lanes: bool | None = None,
         allow_changes: list[Literal["global_batch_size", "tokenizer_backend"]] | None = None,
@@ -176,6 +178,7 @@ class Pipeline:
         stream = {"lanes": lanes, "flush_every_sequences": flush_every_sequences}
         run = {
             "workers": workers,
+            "runner": runner,
             "prefetch_bytes": prefetch_bytes,
             "shared_lanes": shared_lanes,
             "allow_changes": allow_changes,
@@ -202,7 +205,7 @@ class Pipeline:
             local_batch_size=local,
             shared_lanes=self._settings.shared_lanes,
         )
-        return RankStream(self._compiled(), layout, self._settings)
+        return open_stream(self._compiled(), layout, self._settings)
 
     def explain(self) -> str:
         """The compiled plan in words and numbers; opens the sources, reads none of their text but the sample hash."""
@@ -220,7 +223,7 @@ class Pipeline:
         self.stream.load_state_dict(state)
 
     def close(self) -> None:
-        """End the worker threads."""
+        """End the workers, threads or process."""
         self.stream.close()
 
     @property

@@ -51,6 +51,20 @@ class Balance:
         )
 
 
+class Figures(NamedTuple):
+    """What a rank's lanes read and gave since the stream was started or restored, summed over them.
+
+    ``ready``: sequences that could be handed out at once. ``source_tokens``, ``source_runs``: tokens
+    packed from each source and runs planned of it, since step 1. A lane that is shared counts whole
+    on each of its ranks.
+    """
+
+    balance: Balance
+    ready: int
+    source_tokens: tuple[int, ...]
+    source_runs: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Texts:
     """Documents of one chunk before tokenising. ``records``: place of each in its shard, int64 [n]."""
@@ -184,6 +198,12 @@ class Batch:
         for i, (rows, r) in enumerate(sequences):
             inputs[i], labels[i], positions[i] = rows.inputs[r], rows.labels[r], rows.positions[r]
         return cls(inputs, labels, positions, sequences, step)
+
+    @classmethod
+    def of_rows(cls, rows: Rows, step: int) -> Batch:
+        """All of ``rows`` as one batch."""
+        inputs, labels, positions = (c.astype(np.int64) for c in (rows.inputs, rows.labels, rows.positions))
+        return cls(inputs, labels, positions, [Sequence(rows, r) for r in range(len(rows))], step)
 
 
 Record = dict[str, Any]

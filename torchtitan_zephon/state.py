@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -106,6 +106,23 @@ def encode_lane(state: LaneState) -> bytes:
             "source_digests": state.source_digests,
         }
     )
+
+
+class Snapshot(NamedTuple):
+    """The place of one rank at a step's end, not yet encoded: cheap to take and never changed."""
+
+    stream: StreamState
+    lanes: tuple[LaneState, ...]
+
+    def encode(self) -> dict[str, Any]:
+        """``{"stream": bytes, "lane": {"00007": bytes, ...}}``, as a checkpoint holds it."""
+        lanes = {lane_key(state.lane): encode_lane(state) for state in self.lanes}
+        return {"stream": encode_stream(self.stream), "lane": lanes}
+
+
+def lane_key(lane: int) -> str:
+    """The checkpoint key of a lane."""
+    return f"{lane:05d}"
 
 
 def _is_count(value: object) -> bool:
@@ -210,23 +227,29 @@ def recipe_hash(recipe: Mapping[str, Any]) -> str:
 
 def check_recipe(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raise ``RecipeChangedError``, listing each changed field, unless the recipes are equal."""
+    if changes := recipe_changes(saved, current):
+        raise RecipeChangedError(
+            "the checkpoint was made with another recipe, so its place in the stream means nothing in this one "
+            f"(field: checkpoint -> now):{listed(changes)}\nPut these back to continue the same stream. {NEW_STREAM}",
+            changes,
+        )
+
+
+def recipe_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """``field: saved -> current`` for each field in which the recipes differ."""
     old, new = _flat(saved), _flat(json.loads(_canonical(current)))
     absent = "(absent)"
-    changes = [
+    return [
         f"{name}: {old.get(name, absent)} -> {new.get(name, absent)}"
         for name in sorted(old.keys() | new.keys())
         if old.get(name, absent) != new.get(name, absent)
     ]
-    if not changes:
-        return
+
+
+def listed(changes: list[str]) -> str:
+    """The first dozen of ``changes``, a line each."""
     shown = changes[:12] + ([f"and {len(changes) - 12} more"] if len(changes) > 12 else [])
-    raise RecipeChangedError(
-        "the checkpoint was made with another recipe, so its place in the stream means nothing in this one "
-        "(field: checkpoint -> now):\n    "
-        + "\n    ".join(shown)
-        + f"\nPut these back to continue the same stream. {NEW_STREAM}",
-        changes,
-    )
+    return "".join(f"\n    {change}" for change in shown)
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, str]:

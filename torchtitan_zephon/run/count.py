@@ -25,7 +25,7 @@ def count_sequences(program: Program, tokens_per_mib: tuple[int, ...], workers: 
     """Sequences of every lane in one pass of a finite stream. Raises ``ConfigError`` if it repeats."""
     if program.recipe.repeat:
         raise ConfigError("a repeating stream has no last step.")
-    key = (recipe_hash(program.identity), tokens_per_mib)
+    key = _key(program, tokens_per_mib)
     if key not in _counted:
         pool = Pool(workers)
         try:
@@ -36,6 +36,15 @@ def count_sequences(program: Program, tokens_per_mib: tuple[int, ...], workers: 
         finally:
             pool.close()
     return _counted[key]
+
+
+def remember_count(program: Program, tokens_per_mib: tuple[int, ...], counts: list[int]) -> None:
+    """Take ``counts`` for what ``count_sequences`` found in another process."""
+    _counted[_key(program, tokens_per_mib)] = counts
+
+
+def _key(program: Program, tokens_per_mib: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    return recipe_hash(program.identity), tokens_per_mib
 
 
 def _count_lane(lane: Lane, program: Program, pool: Pool, depth: int) -> int:

@@ -12,38 +12,31 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-import typing
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ..config import RunSettings
-from ..errors import ConfigError, StateError, TokenizerError
+from ..errors import ConfigError, StateError
 from ..lane import Lane
 from ..ledger import LaneEntry, LedgerWriter
-from ..ops.tokenize import Backend
 from ..plan.layout import Layout
 from ..program import Program
-from ..records import Balance, Batch, Sequence, Tokens
+from ..records import Balance, Batch, Figures, Sequence, Tokens
 from ..state import (
-    NEW_STREAM,
     NO_DIGEST,
-    OLDER_STEP,
     LaneState,
     SegmentStart,
+    Snapshot,
     StreamState,
-    check_recipe,
-    decode_lane,
-    decode_stream,
-    encode_lane,
-    encode_stream,
     recipe_hash,
 )
 from .count import count_sequences
 from .pool import Pool
+from .resume import decode_state, on_backend
 
 SHOW_PROGRESS_S = 2.0
 """A restore that takes longer says how far it is, as often."""
@@ -57,8 +50,17 @@ class RankStream:
     stream the next ``iter`` begins again.
     """
 
-    def __init__(self, program: Program, layout: Layout, settings: RunSettings, *, first_step: int = 0) -> None:
+    def __init__(
+        self,
+        program: Program,
+        layout: Layout,
+        settings: RunSettings,
+        *,
+        first_step: int = 0,
+        open_ledger: Callable[[Path, Layout, tuple[str, ...]], LedgerWriter] = LedgerWriter,
+    ) -> None:
         """``first_step``: steps the trainer has done before this stream begins; its state remembers it."""
+        self._open_ledger = open_ledger
         self.program, self.layout, self.settings, self.first_step = program, layout, settings, first_step
         self._tokens_per_mib: tuple[int, ...] | None = None
         self._saved: dict[int, LaneState] = {}
@@ -67,7 +69,7 @@ class RankStream:
         self._work: dict[int, deque[tuple[Future[Tokens], int]]] = {}
         self._bytes_out = 0
         self._step = self._lane_sequences = 0
-        self._batches: deque[Batch] = deque()
+        self._parts: deque[list[Sequence]] = deque()
         self._last_step: int | None = None
         self._ended = False
         self._failure: BaseException | None = None
@@ -82,26 +84,32 @@ class RankStream:
         while (batch := self._next()) is not None:
             yield batch
         self._ended = True
-        assert self._pool is not None
-        self._pool.close()
+        self._rest()
 
     def _next(self) -> Batch | None:
         if self._failure is not None:  # going on behind a failure would leave a gap
             raise self._failure
         try:
-            if not self._lanes:
-                self._start()
-            if not self._batches:
-                if self._step == self._last_step:
-                    for lane in self._lanes.values():
-                        self._read_on(lane)  # records that gave no sequence are in the balance too
-                    return None
-                self._read_step()
+            return self._hand_out()
         except BaseException as error:
             self._failure = error
             self._drop()
             raise
-        return self._batches.popleft()
+
+    def _hand_out(self) -> Batch | None:
+        return None if (part := self.next_part()) is None else Batch.of(part, self._step)
+
+    def next_part(self) -> list[Sequence] | None:
+        """The sequences of the next local batch, or None at the end of a finite stream."""
+        if not self._lanes:
+            self._start()
+        if not self._parts:
+            if self._step == self._last_step:
+                for lane in self._lanes.values():
+                    self._read_on(lane)  # records that gave no sequence are in the balance too
+                return None
+            self._read_step()
+        return self._parts.popleft()
 
     def _read_step(self) -> None:
         """Take one step's sequences from every lane and cut them into local batches."""
@@ -122,7 +130,7 @@ class RankStream:
             self._ledger.write(step, entries)
         self._fetch_ahead()
         size = self.layout.local_batch_size
-        self._batches.extend(Batch.of(sequences[i : i + size], step) for i in range(0, len(sequences), size))
+        self._parts.extend(sequences[i : i + size] for i in range(0, len(sequences), size))
         self._step = step
         self._lane_sequences += self.layout.lane_sequences
 
@@ -175,7 +183,7 @@ class RankStream:
         self._active = list(self._lanes.values())
         self._fetch_ahead()
         if self.settings.ledger:
-            self._ledger = LedgerWriter(Path(self.settings.ledger) / self._name(), self.layout, self.program.names)
+            self._ledger = self._open_ledger(Path(self.settings.ledger) / self._name(), self.layout, self.program.names)
         if not self.program.recipe.repeat:
             most = max(count_sequences(self.program, self._tokens_per_mib, self.settings.workers))
             # Steps behind this place may have been of another size.
@@ -216,11 +224,15 @@ class RankStream:
         self._failure = ConfigError("this stream was closed; load_state_dict opens it again.")
         self._drop()
 
-    def _drop(self) -> None:
+    def _rest(self) -> None:
+        """End the workers behind the last batch; figures and state stay."""
         if self._pool is not None:
             self._pool.close()
+
+    def _drop(self) -> None:
+        self._rest()
         self._pool, self._lanes, self._work = None, {}, {}
-        self._batches.clear()
+        self._parts.clear()
 
     @property
     def step(self) -> int:
@@ -228,20 +240,31 @@ class RankStream:
         return self._step
 
     @property
-    def lanes(self) -> Mapping[int, Lane]:
-        """The lanes of this rank by number, to be looked at; none before the first batch was asked for."""
-        return self._lanes
+    def waiting(self) -> int:
+        """Local batches of the step at hand that are still to be handed out."""
+        return len(self._parts)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first batch was asked for, so that anything behind it was restored."""
+        return bool(self._lanes)
+
+    @property
+    def figures(self) -> Figures | None:
+        """What this rank's lanes read and gave; None before ``begun``."""
+        if not (lanes := self._lanes.values()):
+            return None
+        total = Balance()
+        for lane in lanes:
+            total.add(lane.balance)
+        tokens = tuple(map(sum, zip(*(lane.source_tokens for lane in lanes), strict=True)))
+        runs = tuple(map(sum, zip(*(lane.source_runs for lane in lanes), strict=True)))
+        return Figures(total, sum(lane.ready for lane in lanes), tokens, runs)
 
     @property
     def balance(self) -> Balance:
-        """What this rank's lanes read and gave since the stream was started or restored.
-
-        A lane that is shared counts whole on each of its ranks.
-        """
-        total = Balance()
-        for lane in self._lanes.values():
-            total.add(lane.balance)
-        return total
+        """What this rank's lanes read and gave since the stream was started or restored."""
+        return Balance() if (figures := self.figures) is None else figures.balance
 
     # ---- state
 
@@ -252,13 +275,20 @@ class RankStream:
         """
         if self._failure is not None:
             raise StateError(f"no checkpoint can be made of a stream that has ended with an error: {self._failure}")
-        if self._batches:
-            done = self.layout.local_batches - len(self._batches)
+        if self.waiting:
+            done = self.layout.local_batches - self.waiting
             raise StateError(
                 f"a checkpoint was asked for in the middle of step {self._step}: {done} of its "
                 f"{self.layout.local_batches} local batches were handed out. Save after the last one, when the step "
                 "is complete."
             )
+        return self._encoded()
+
+    def _encoded(self) -> dict[str, Any]:
+        return self.snapshot().encode()
+
+    def snapshot(self) -> Snapshot:
+        """Where this rank is. Only at a step's end is it a place that a checkpoint may name."""
         stream = StreamState(
             self.program.identity,
             self.program.tokenize.backend,
@@ -268,10 +298,7 @@ class RankStream:
             self.first_step,
             self._lane_sequences,
         )
-        return {
-            "stream": encode_stream(stream),
-            "lane": {lane_key(n): encode_lane(self._lane_state(n)) for n in self.layout.own_lanes},
-        }
+        return Snapshot(stream, tuple(map(self._lane_state, self.layout.own_lanes)))
 
     def _lane_state(self, n: int) -> LaneState:
         if n in self._lanes:
@@ -284,68 +311,9 @@ class RankStream:
 
         The data is replayed and compared when the next batch is asked for.
         """
-        stream, lanes = self._decode(state)
-        self.program = self._on_backend(stream.tokenizer_backend)
+        stream, lanes = decode_state(state, self.program, self.layout, self.settings)
+        self.program = on_backend(stream.tokenizer_backend, self.program, self.settings)
         self._drop()
         self._ended, self._last_step, self._failure = False, None, None
         self._saved, self._tokens_per_mib = lanes, stream.tokens_per_mib
         self._step, self.first_step, self._lane_sequences = stream.step, stream.first_step, stream.lane_sequences
-
-    def _on_backend(self, before: str) -> Program:
-        """The program on the tokenizer back-end of a checkpoint, or on another where that is allowed."""
-        wanted = self.settings.tokenizer_backend
-        if before not in typing.get_args(Backend):
-            raise StateError(
-                f"the checkpoint was made with tokenizer_backend = {before!r}, which this version does not have."
-            )
-        if "tokenizer_backend" in self.settings.allow_changes:
-            return self.program.on(wanted)
-        if wanted not in ("auto", before):
-            raise StateError(
-                f"the checkpoint was made with tokenizer_backend = {before!r}, this job has {wanted!r}. Set it "
-                'back, or to "auto", which goes on with that of the checkpoint; or set '
-                'allow_changes = ["tokenizer_backend"].'
-            )
-        try:
-            return self.program.on(cast(Backend, before))
-        except TokenizerError as error:
-            raise StateError(
-                f"the checkpoint was made with tokenizer_backend = {before!r}, but here {error} Install what "
-                'is missing; or set allow_changes = ["tokenizer_backend"], to go on with tokenizers.'
-            ) from None
-
-    def _decode(self, state: Mapping[str, Any]) -> tuple[StreamState, dict[int, LaneState]]:
-        """Everything that can be wrong with a state, found before anything here changes."""
-        if "stream" not in state or not isinstance(state.get("lane"), Mapping):
-            raise StateError(
-                "the checkpoint's loader state has no stream and lanes (it has: "
-                f"{', '.join(map(repr, state)) or 'nothing'}), so it was not made by torchtitan_zephon. {NEW_STREAM}"
-            )
-        stream = decode_stream(state["stream"])
-        check_recipe(stream.recipe, self.program.identity)
-        before, now = stream.global_batch_size, self.layout.global_batch_size
-        if before != now and "global_batch_size" not in self.settings.allow_changes:
-            raise StateError(
-                f"the checkpoint was made with global_batch_size = {before}, this job has {now}. Set it back to "
-                "continue the same global batches; or, to go on with the same sequences in batches of another size, "
-                'set allow_changes = ["global_batch_size"].'
-            )
-        lanes: dict[int, LaneState] = {}
-        for n in self.layout.own_lanes:
-            if lane_key(n) not in state["lane"]:
-                raise StateError(
-                    f"the checkpoint holds no state of lane {n}, which this rank owns; it was saved "
-                    f"incompletely. {OLDER_STEP}"
-                )
-            lanes[n] = decode_lane(state["lane"][lane_key(n)], n, len(self.program.names))
-            if lanes[n].sequences != stream.lane_sequences:
-                raise StateError(
-                    f"lane {n} stands at sequence {lanes[n].sequences}, but step {stream.step} ends at "
-                    f"{stream.lane_sequences}: the parts of this checkpoint are of different steps. {OLDER_STEP}"
-                )
-        return stream, lanes
-
-
-def lane_key(lane: int) -> str:
-    """The checkpoint key of a lane."""
-    return f"{lane:05d}"

@@ -19,8 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
 from ..errors import StateError
-from ..run.stream import lane_key
-from ..state import NEW_STREAM, OLDER_STEP, StreamState
+from ..state import NEW_STREAM, OLDER_STEP, StreamState, lane_key
 
 logger = logging.getLogger(__name__)
 

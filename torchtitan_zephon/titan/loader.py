@@ -19,7 +19,7 @@ from torchtitan.tools.logging import logger
 
 from ..errors import StateError
 from ..metrics import Gauges
-from ..run.stream import RankStream
+from ..run.process import open_stream
 from ..state import NEW_STREAM
 from . import training_began
 from .feed import Feed
@@ -45,7 +45,7 @@ class StreamLoader(BaseDataLoader):
     ) -> None:
         layout = feed.layout(dp_world_size, dp_rank, local_batch_size)
         program = feed.program(seq_len, tokenizer)
-        self.stream = RankStream(program, layout, feed.settings, first_step=feed.first_step)
+        self.stream = open_stream(program, layout, feed.settings, first_step=feed.first_step)
         self.gauges = Gauges(self.stream)
         if dp_rank == 0:
             logger.info(

@@ -1,0 +1,126 @@
+"""The engine in a process of its own: the loader's side.
+
+What flows in: a ``Setup``, then a message for each local batch that the trainer took. What flows out:
+local batches in the slots of a ring, in order, then the end or the error. Two threads besides the
+workers: one reads the stream and fills slots; the main thread answers the trainer at any moment,
+also in the middle of a long read, and does what may happen only once the trainer took a step: write
+its ledger, forget the states before it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import threading
+from collections import deque
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from ..errors import SourceError, ZephonError
+from ..ledger import LaneEntry, LedgerWriter
+from ..plan.layout import Layout
+from ..program import Program, compile_program
+from ..state import Snapshot, decode_stream, listed, recipe_changes
+from .count import remember_count
+from .messages import Ended, Failed, FromLoader, Ready, Save, Saved, Setup, Taken
+from .ring import SLOTS, Ring
+from .stream import RankStream
+
+
+def serve(trainer: Connection, memory: int) -> None:
+    """Read the stream that the trainer asks for until it says None; ``EOFError`` if it ends before."""
+    loader = _Loader(trainer, memory)
+    setup = trainer.recv_bytes()  # unpickled there, as it may import any module of the user's
+    threading.Thread(target=loader.deliver, args=(setup,), name="zephon-loader", daemon=True).start()
+    while (message := trainer.recv()) is not None:
+        if isinstance(message, Save):
+            loader.send(Saved(loader.snapshots[message.step].encode()))
+        else:
+            loader.taken(message)
+
+
+class _HeldLedger(LedgerWriter):
+    """Keeps the lines of steps that the trainer has not come to."""
+
+    def __init__(self, folder: Path, layout: Layout, source_names: tuple[str, ...]) -> None:
+        super().__init__(folder, layout, source_names)
+        self._held: deque[tuple[int, list[LaneEntry]]] = deque()
+
+    def write(self, step: int, entries: list[LaneEntry]) -> None:
+        self._held.append((step, entries))
+
+    def release(self, step: int) -> None:
+        """Write the steps up to ``step``."""
+        while self._held and self._held[0][0] <= step:
+            super().write(*self._held.popleft())
+
+
+class _Loader:
+    """What the two threads share. ``snapshots``: the places behind the steps the trainer may still stand at."""
+
+    def __init__(self, trainer: Connection, memory: int) -> None:
+        self.snapshots: dict[int, Snapshot] = {}
+        self._trainer, self._memory = trainer, memory
+        self._sending = threading.Lock()
+        self._ledger: _HeldLedger | None = None
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for slot in range(SLOTS):
+            self._free.put(slot)
+
+    def send(self, message: FromLoader) -> None:
+        """Tell the trainer, if it is still there; the main thread sees to it if it is not."""
+        with self._sending, suppress(ConnectionError):
+            self._trainer.send(message)
+
+    def taken(self, message: Taken) -> None:
+        """The trainer took a local batch, the first or a later one of its step."""
+        try:
+            if self._ledger is not None:
+                self._ledger.release(message.step)
+        except ZephonError as error:
+            self.send(Failed.of(error))
+        for step in [s for s in self.snapshots if s < message.step]:
+            del self.snapshots[step]
+        self._free.put(message.slot)
+
+    def deliver(self, setup: bytes) -> None:
+        """Read the stream to its end, or to an error."""
+        try:
+            self._deliver(pickle.loads(setup))
+        except BaseException as error:
+            try:
+                self.send(Failed.of(error))
+            except Exception:  # a user's own kind of error that cannot be pickled
+                self.send(Failed.unknown(error))
+
+    def _deliver(self, setup: Setup) -> None:
+        stream = RankStream(_compiled(setup), setup.layout, setup.settings, open_ledger=self._open_ledger)
+        stream.load_state_dict(setup.state)
+        ring = Ring(self._memory, setup.layout.local_batch_size, setup.seq_len)
+        while (part := stream.next_part()) is not None:
+            slot = self._free.get()
+            ring.write(slot, part)
+            if not stream.waiting:
+                self.snapshots[stream.step] = stream.snapshot()
+            self.send(Ready(slot, stream.step, stream.waiting, stream.figures))
+        self.send(Ended(stream.snapshot(), stream.figures))
+
+    def _open_ledger(self, folder: Path, layout: Layout, source_names: tuple[str, ...]) -> LedgerWriter:
+        self._ledger = _HeldLedger(folder, layout, source_names)
+        return self._ledger
+
+
+def _compiled(setup: Setup) -> Program:
+    """The trainer's program, compiled once more. Raises ``SourceError`` if it is another one by now."""
+    program = compile_program(setup.recipe, setup.seq_len, setup.tokenizer, setup.functions)
+    stream = decode_stream(setup.state["stream"])
+    if changes := recipe_changes(stream.recipe, program.identity):
+        raise SourceError(
+            "the data changed between the start of the job and that of its loader's process (field: at the start -> "
+            f"now):{listed(changes)}\nStart again when nothing writes to the sources."
+        )
+    if setup.counts is not None:
+        assert stream.tokens_per_mib is not None
+        remember_count(program, stream.tokens_per_mib, setup.counts)
+    return program

@@ -1,0 +1,111 @@
+"""What the trainer's process and the loader's say to each other, besides the batches themselves.
+
+First the ``Setup``, once. Then, from the trainer: ``Taken`` for each local batch, ``Save`` for a
+checkpoint, None to end. From the loader's process, in the stream's order: ``Ready`` for each local
+batch that stands in a slot, and last ``Ended`` or ``Failed``; in between ``Saved``, for each ``Save``.
+All are small; both processes are ours and of one program, so they are pickled.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..config import Recipe, RunSettings
+from ..errors import RunnerError, ZephonError
+from ..ops.tokenize import TokenizerSpec
+from ..plan.layout import Layout
+from ..read.records import Function
+from ..records import Figures
+from ..state import Snapshot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """All that the loader's process needs: the program's parts, and the place where it begins.
+
+    ``counts``: sequences of every lane of a finite stream, which the trainer's process has counted.
+    """
+
+    recipe: Recipe
+    seq_len: int
+    tokenizer: TokenizerSpec
+    functions: tuple[Function, ...]
+    layout: Layout
+    settings: RunSettings
+    state: dict[str, Any]
+    counts: list[int] | None
+
+
+class Taken(NamedTuple):
+    """The trainer has a local batch of ``step``; its slot is free."""
+
+    slot: int
+    step: int
+
+
+class Save(NamedTuple):
+    """The trainer stands at the end of ``step`` and wants its state."""
+
+    step: int
+
+
+class Ready(NamedTuple):
+    """A local batch of ``step`` stands in ``slot``; ``waiting`` more of the step are to come."""
+
+    slot: int
+    step: int
+    waiting: int
+    figures: Figures | None
+
+
+class Saved(NamedTuple):
+    """The state at the end of the step that was asked for."""
+
+    state: dict[str, Any]
+
+
+class Ended(NamedTuple):
+    """The end of a finite stream, and where that is."""
+
+    snapshot: Snapshot
+    figures: Figures | None
+
+
+class Failed(NamedTuple):
+    """An error, to be raised where the trainer is: as it was if it is one of ours, else as text."""
+
+    error: type[ZephonError]
+    arguments: tuple[Any, ...]
+    attributes: dict[str, Any]
+    traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failed:
+        """Take ``error`` apart."""
+        if isinstance(error, ZephonError):
+            return cls(type(error), error.args, error.__dict__, _text(error))
+        return cls.unknown(error)
+
+    @classmethod
+    def unknown(cls, error: BaseException) -> Failed:
+        """An error that is not one of ours, or cannot travel."""
+        return cls(
+            RunnerError, (f"the loader's process failed with an error nobody expected:\n{_text(error)}",), {}, ""
+        )
+
+    def rebuilt(self) -> ZephonError:
+        """The error, with the traceback of the other process as a note."""
+        error = self.error.__new__(self.error, *self.arguments)
+        error.__dict__.update(self.attributes)
+        if self.traceback:
+            error.add_note(f"In the loader's process:\n{self.traceback}")
+        return error
+
+
+def _text(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+FromLoader = Ready | Saved | Ended | Failed

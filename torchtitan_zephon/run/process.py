@@ -1,0 +1,263 @@
+"""The engine in a process of its own: the trainer's side.
+
+What flows in: a program, a layout, run settings. What flows out: the same local batches, states and
+errors as from ``RankStream``, read in one child process. The trainer's process waits on a socket and
+copies a batch out of shared memory; it holds its interpreter for about 0.2 ms a local batch of
+8 x 2048. The price is half a second at the start and a copy of the compiled program's memory.
+
+The child runs ahead by the slots of the ring and holds the state of each step the trainer may still
+stand at. It ends when told, or by itself when this process ends.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from ..config import RunSettings
+from ..errors import ConfigError, RunnerError
+from ..plan.layout import Layout
+from ..program import Program
+from ..read.records import Function
+from ..records import Batch, Figures, Rows
+from ..state import Snapshot
+from .count import count_sequences
+from .messages import Ended, Failed, FromLoader, Ready, Save, Saved, Setup, Taken
+from .ring import allocate
+from .stream import RankStream
+
+BOOT = Path(__file__).resolve().with_name("boot.py")
+_LOOK_UP_S = 1.0
+_GRACE_S = 5.0
+
+
+def open_stream(program: Program, layout: Layout, settings: RunSettings, *, first_step: int = 0) -> RankStream:
+    """The stream of one rank, run as ``settings.runner`` says. Raises ``ConfigError`` if it cannot be."""
+    kind = ProcessStream if settings.runner == "process" else RankStream
+    return kind(program, layout, settings, first_step=first_step)
+
+
+class ProcessStream(RankStream):
+    """A ``RankStream`` whose engine is a child: what is here is the trainer's place in the stream."""
+
+    def __init__(self, program: Program, layout: Layout, settings: RunSettings, *, first_step: int = 0) -> None:
+        super().__init__(program, layout, settings, first_step=first_step)
+        if not hasattr(os, "memfd_create"):
+            raise ConfigError(f'runner = "process" needs Linux, and this is {sys.platform}; use runner = "thread".')
+        for function in program.functions:
+            check_function(function)
+        self._child: Child | None = None
+        self._end_child: Callable[[], Any] = lambda: None
+        self._waiting = 0
+        self._figures: Figures | None = None
+        self._end: Snapshot | None = None
+
+    def _hand_out(self) -> Batch | None:
+        if self._ended:
+            return None
+        if self._child is None:
+            self._child = self._start_child()
+            self._end_child = weakref.finalize(self, self._child.close)
+        message = self._child.receive()
+        if isinstance(message, Failed):
+            raise message.rebuilt()
+        self._figures = message.figures
+        if isinstance(message, Ended):
+            self._end = message.snapshot
+            return None
+        self._step, self._waiting = message.step, message.waiting
+        return Batch.of_rows(self._child.take(message), message.step)
+
+    def _start_child(self) -> Child:
+        """Measure and count here, where both are kept for the next child; the child begins where this stream stands."""
+        program, counts = self.program, None
+        if self._tokens_per_mib is None:
+            self._tokens_per_mib = program.measure()
+        if not program.recipe.repeat:
+            counts = count_sequences(program, self._tokens_per_mib, self.settings.workers)
+        setup = Setup(
+            recipe=program.recipe,
+            seq_len=program.seq_len,
+            tokenizer=program.tokenize.spec,
+            functions=program.functions,
+            layout=self.layout,
+            settings=self.settings,
+            state=self.snapshot().encode(),
+            counts=counts,
+        )
+        return Child(setup)
+
+    def _rest(self) -> None:
+        self._end_child()
+
+    def _drop(self) -> None:
+        super()._drop()
+        self._child, self._waiting, self._figures, self._end = None, 0, None, None
+
+    @property
+    def waiting(self) -> int:
+        """Local batches of the step at hand that are still to be handed out."""
+        return self._waiting
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first batch was handed out."""
+        return self._figures is not None
+
+    @property
+    def figures(self) -> Figures | None:
+        """What this rank's lanes had read and given when the step at hand was made."""
+        return self._figures
+
+    def _encoded(self) -> dict[str, Any]:
+        if self._end is not None:
+            return self._end.encode()
+        if self._child is None:
+            return super()._encoded()
+        try:
+            return self._child.save(self._step)
+        except BaseException as error:
+            self._failure = error
+            self._drop()
+            raise
+
+
+class Child:
+    """The process, the socket to it and the memory shared with it; all end with ``close``.
+
+    Owner: the process that made it. In a fork of that process it is a dead copy.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._owner = os.getpid()
+        self._inbox: deque[Ready | Ended | Failed] = deque()
+        memory, self._ring = allocate(setup.layout.local_batch_size, setup.seq_len)
+        self._socket, theirs = Pipe()
+        try:
+            self._process = _start(theirs.fileno(), memory, setup.layout)
+        except OSError as error:
+            raise RunnerError(f"the loader's process cannot be started: {error}.") from None
+        finally:
+            theirs.close()
+            os.close(memory)
+        try:
+            self._socket.send(sys.path)
+            self._socket.send(setup)
+        except ConnectionError:
+            raise self._died() from None
+        except BaseException:
+            self.close()
+            raise
+
+    def receive(self) -> Ready | Ended | Failed:
+        """The next message of the stream, waited for. Raises ``RunnerError`` as soon as the process is dead."""
+        self._check_owner()
+        if self._inbox:
+            return self._inbox.popleft()
+        message = self._listen()
+        assert not isinstance(message, Saved)
+        return message
+
+    def take(self, ready: Ready) -> Rows:
+        """Copy a local batch out of its slot and free the slot."""
+        rows = self._ring.read(ready.slot)
+        self._tell(Taken(ready.slot, ready.step))
+        return rows
+
+    def save(self, step: int) -> dict[str, Any]:
+        """The state at the end of ``step``, which must be the one last taken."""
+        self._check_owner()
+        self._tell(Save(step))
+        while not isinstance(message := self._listen(), Saved):
+            self._inbox.append(message)
+        return message.state
+
+    def close(self) -> None:
+        """End the process and wait for it. Safe to call twice."""
+        if os.getpid() != self._owner:
+            return
+        with suppress(OSError):
+            self._socket.send(None)  # a fork of this process may hold the socket open
+        self._socket.close()
+        try:
+            self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _tell(self, message: Taken | Save) -> None:
+        try:
+            self._socket.send(message)
+        except ConnectionError:
+            raise self._died() from None
+
+    def _listen(self) -> FromLoader:
+        try:
+            while not self._socket.poll(_LOOK_UP_S):
+                # Whatever else holds the other end open: a process forked while this one was started.
+                if self._process.poll() is not None and not self._socket.poll():
+                    raise EOFError
+            message: FromLoader = self._socket.recv()
+            return message
+        except (EOFError, ConnectionError):
+            raise self._died() from None
+
+    def _died(self) -> RunnerError:
+        self.close()
+        code = self._process.returncode
+        how = f"signal {-code}, {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        hint = "Look for what it said on stderr."
+        if code == -signal.SIGKILL:
+            hint = (
+                "As a rule that is the kernel when memory runs out (dmesg says so): use fewer workers, a smaller "
+                "prefetch_bytes or shuffle buffer, or more ranks."
+            )
+        return RunnerError(
+            f"the loader's process died ({how}), so the stream ends here; resume from the last checkpoint. {hint}"
+        )
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise RunnerError(
+                f"this stream belongs to process {self._owner}; a fork of it (here process {os.getpid()}) cannot read "
+                "or save it. Open a stream where it is read."
+            )
+
+
+def _start(socket: int, memory: int, layout: Layout) -> subprocess.Popen[bytes]:
+    name = f"rank-{layout.dp_rank}-of-{layout.dp_degree}"  # for people who look at a list of processes
+    arguments = [str(BOOT), str(socket), str(memory), str(os.getpid()), name]
+    return subprocess.Popen(
+        [sys.executable, "-u", "-P", *arguments], stdin=subprocess.DEVNULL, pass_fds=(socket, memory)
+    )
+
+
+def check_function(function: Function) -> None:
+    """Raise ``ConfigError`` unless another process can import the user's function by its name."""
+    try:
+        _ByName(io.BytesIO()).dump(function.call)
+    except Exception as error:
+        raise ConfigError(
+            f"the {function.kind} function {function.identity} cannot be found by another process ({error}). Move it "
+            'to a module, as a plain function, or use runner = "thread".'
+        ) from None
+
+
+class _ByName(pickle.Pickler):
+    """Refuses what is defined in the main program, which the child does not run."""
+
+    def persistent_id(self, value: Any) -> None:
+        if isinstance(value, (type, FunctionType)) and value.__module__ == "__main__":
+            raise pickle.PicklingError(f"{value.__qualname__} is defined in the program that is run, __main__")
