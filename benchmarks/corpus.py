@@ -13,11 +13,14 @@ from tokenizers import Tokenizer
 from torchtitan_zephon import Dataset, StaticMixtureWorkSource
 
 
-def source_of(corpus: Path) -> StaticMixtureWorkSource:
+def source_of(corpus: Path, chunk_bytes: int = 256 * 1024) -> StaticMixtureWorkSource:
     """All sources of ``corpus`` at equal weights."""
     folders = folders_of(corpus)
     return StaticMixtureWorkSource(
-        datasets=[Dataset.from_path(f.name, str(f)) for f in folders], mixture={f.name: 1.0 for f in folders}, seed=1
+        datasets=[Dataset.from_path(f.name, str(f)) for f in folders],
+        mixture={f.name: 1.0 for f in folders},
+        seed=1,
+        chunk_bytes=chunk_bytes,
     )
 
 

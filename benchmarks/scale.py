@@ -1,0 +1,105 @@
+"""Planning at the size of a frontier run, without its data: 1,024 lanes, 1,000,000 shards, 15 T tokens.
+
+What flows in: nothing but the sizes below (two sources at 0.7 and 0.3, log-normal shard sizes, 4.1 bytes a token). What
+flows out: seconds and memory to cut the shards into chunks; the time to plan every chunk of one lane from the first to
+the last token of the run, as a share of one core at the rate at which 4,096 GPUs would eat it; the bytes of a
+checkpoint's state and the seconds in which a rank decodes all of it; and, with --files N, the seconds to list and
+fingerprint a real folder of N small files.
+
+    python benchmarks/scale.py [--files 100000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+
+from torchtitan_zephon.plan.chunking import Pieces, cut
+from torchtitan_zephon.plan.cursor import Cursor, LanePlan, lane_offsets, order_keys
+from torchtitan_zephon.plan.mixture import Mixture, integer_weights, lane_phases
+from torchtitan_zephon.read.files import list_source
+from torchtitan_zephon.records import Tokens
+from torchtitan_zephon.state import NO_DIGEST, LaneState, SegmentStart, decode_lane, encode_lane
+
+LANES, SHARDS, TOKENS, BYTES_A_TOKEN, SEQ_LEN = 1024, 1_000_000, 15e12, 4.1, 8192
+GPUS, TOKENS_A_SECOND_A_GPU = 4096, 10_000
+WEIGHTS = {"code": 0.3, "web": 0.7}
+
+
+def plan_of(lane: int) -> LanePlan:
+    rng = np.random.default_rng(1)
+    tables = []
+    for s, share in enumerate(WEIGHTS.values()):
+        drawn = rng.lognormal(0, 0.7, int(SHARDS * share))
+        sizes = (drawn / drawn.sum() * TOKENS * BYTES_A_TOKEN * share).astype(np.int64)
+        tables.append(cut(s, Pieces(sizes=sizes, units=sizes, runs_of_one=True), 256 * 1024, LANES))
+    names, rate = list(WEIGHTS), int(2**20 / BYTES_A_TOKEN)
+    typical = [t.typical_chunk_bytes * rate >> 20 for t in tables]
+    return LanePlan(
+        lane=lane,
+        lanes=LANES,
+        tables=tuple(tables),
+        offsets=lane_offsets(1, names, LANES),
+        order_keys=order_keys(1, names),
+        tokens_per_mib=(rate, rate),
+        mixture=Mixture(integer_weights(WEIGHTS), lane_phases(1, names, typical, lane, LANES)),
+        repeat=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=0)
+    options = parser.parse_args()
+    tracemalloc.start()
+    started = time.perf_counter()
+    plan = plan_of(7)
+    held, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    chunks = sum(t.num_chunks for t in plan.tables)
+    print(f"cut {SHARDS:,} shards into {chunks:,} chunks: {time.perf_counter() - started:.2f} s, ", end="")
+    print(f"{held / 1e6:.0f} MB held, {most / 1e6:.0f} MB at the peak")
+
+    cursor, planned, tokens = Cursor.start(2), 0, 0
+    started = time.process_time()
+    while tokens < TOKENS / LANES:
+        step = plan.next(cursor)
+        assert step is not None
+        cursor, planned = step[1], planned + 1
+        tokens = sum(cursor.scheduled_tokens)
+    seconds = time.process_time() - started
+    lasts = TOKENS / (GPUS * TOKENS_A_SECOND_A_GPU)
+    print(
+        f"one lane, first to last token: {planned:,} chunks in {seconds:.1f} s, {seconds / planned * 1e6:.1f} us each; "
+    )
+    print(f"    of the run's {lasts / 3600:.0f} hours at {GPUS:,} GPUs x {TOKENS_A_SECOND_A_GPU:,} tokens/s: ", end="")
+    print(f"{seconds / lasts:.2e} of a core a lane; shares at the end: ", end="")
+    print(", ".join(f"{n} {t / tokens:.4f}" for n, t in zip(WEIGHTS, cursor.scheduled_tokens, strict=True)))
+
+    carry = Tokens(np.arange(SEQ_LEN, dtype=np.int32), np.array([0, SEQ_LEN]), np.array([[1, 999_999, 2**40]]))
+    start = SegmentStart(9_999, cursor, cursor.scheduled_tokens, carry, NO_DIGEST)
+    states = [encode_lane(LaneState(n, start, 255, 10**7, NO_DIGEST, ("0" * 16,) * 2)) for n in range(LANES)]
+    started = time.perf_counter()
+    for n, state in enumerate(states):
+        decode_lane(state, n, 2)
+    print(f"state: {len(states[0]):,} bytes a lane, of which the carry of {SEQ_LEN:,} tokens is most; ", end="")
+    print(f"{sum(map(len, states)) / 1e6:.1f} MB for {LANES:,} lanes, decoded in {time.perf_counter() - started:.2f} s")
+
+    if options.files:
+        with tempfile.TemporaryDirectory() as name:
+            for k in range(options.files):
+                folder = Path(name, f"{k // 1000:04d}")
+                folder.mkdir(exist_ok=True)
+                (folder / f"{k:07d}.jsonl").write_bytes(b'{"text":"x"}\n')
+            started = time.perf_counter()
+            list_source("s", name)
+            print(f"listed and fingerprinted {options.files:,} files in {time.perf_counter() - started:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
