@@ -18,6 +18,7 @@ import csv
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import statistics
@@ -48,7 +49,7 @@ RESIZE_STEPS = 40
 RESIZE_BATCHES, RESIZE_ROWS, RESIZE_TOKENS = 8, 4, 512
 
 ENVIRONMENTS = {
-    "ours": (str(CHECKOUT), "fastokens==0.3.5"),
+    "ours": (".", "fastokens==0.3.5"),
     "torchtitan": ("torch==2.13.0", "torchtitan==0.3.0", "triton"),
     "grain": ("grain==0.2.18", "tokenizers"),
     "mosaic": ("mosaicml-streaming==0.13.0", "tokenizers"),
@@ -123,10 +124,14 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, environments: Path, scratch: Path) -> None:
         self.options = options
-        self.environments = environments
+        self.environments = environments.resolve()
         self.scratch = scratch
         self.prepared = scratch / "prepared"
         self.prepared.mkdir()
+        self.checkout = scratch / "checkout"  # a copy, for building in place would leave a build folder in the original
+        shutil.copytree(CHECKOUT / "torchtitan_zephon", self.checkout / "torchtitan_zephon")
+        for file in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(CHECKOUT / file, self.checkout)
 
     def install(self, name: str) -> None:
         """Make an environment unless it is there; the checkout is installed anew each time."""
@@ -137,10 +142,10 @@ class Bench:
         if not done.exists() or done.read_text("utf-8") != wanted:
             print(f"installing {name}", file=sys.stderr)
             subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-            subprocess.run([*pip, *ENVIRONMENTS[name]], check=True)
+            subprocess.run([*pip, *ENVIRONMENTS[name]], check=True, cwd=self.checkout)
             done.write_text(wanted, "utf-8")
-        elif str(CHECKOUT) in ENVIRONMENTS[name]:
-            subprocess.run([*pip, "--force-reinstall", "--no-deps", str(CHECKOUT)], check=True)
+        elif "." in ENVIRONMENTS[name]:
+            subprocess.run([*pip, "--force-reinstall", "--no-deps", "."], check=True, cwd=self.checkout)
 
     def prepare(self, name: str) -> Result:
         return self.run(name, task="prepare")
