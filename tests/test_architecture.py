@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "lane": {"plan", "ops", "state", "records", "errors"},
     "ledger": {"plan.layout", "errors"},
     "program": {"config", "plan", "ops", "read", "lane", "state", "records", "errors"},
-    "run": {"run", "config", "plan", "program", "lane", "ledger", "state", "records", "errors"},
+    "run": {"run", "config", "plan", "program", "lane", "ledger", "state", "read.records", "records", "errors"},
     # What the loader's process is told, and the script that it starts from.
     "run.messages": {"config", "ops.tokenize", "plan.layout", "read.records", "state", "records", "errors"},
     "run.boot": {"run.child"},

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -24,6 +25,9 @@ def main() -> None:
     """Serve the trainer until it ends."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):  # forbidden in some sandboxes
+        # Not to push the trainer off its core at each batch taken: measured 0.7 ms, where no core is free.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     socket, memory, trainer = map(int, sys.argv[1:4])
     threading.Thread(target=_outlive_nobody, args=(trainer,), daemon=True).start()
     connection: Connection = Connection(socket)
