@@ -127,6 +127,14 @@ def stall_elsewhere(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
+def note_elsewhere(record: dict[str, Any]) -> dict[str, Any]:
+    """Append the record to the file ``NOTES``."""
+    if elsewhere():
+        with open(os.environ["NOTES"], "a", encoding="utf-8") as file:
+            file.write(record["text"] + "\n")
+    return record
+
+
 def no_torch(record: dict[str, Any]) -> dict[str, Any]:
     assert not elsewhere() or "torch" not in sys.modules, "torch came with the main program"
     return record

@@ -23,6 +23,7 @@ from tests.run.processes import (
     let_run_ahead,
     made,
     most,
+    note_elsewhere,
     strip,
 )
 from tests.scenarios import corpus, global_batches, rank_steps, says, small_pipeline, texts_of, write_jsonl
@@ -139,6 +140,16 @@ def test_a_finite_stream_ends_alike_can_be_passed_twice_and_resumed(sources: Sou
     rest, end = global_batches(made(sources, **options), 1, 10**6, state)
     assert half + rest == global_batches(small_pipeline(sources, **options), 1, 10**6)[0]
     assert global_batches(made(sources, **options), 1, 10**6, end)[0] == []
+
+
+def test_a_finite_pass_reads_each_record_once_as_the_trainer_has_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = texts_of(100)
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    one = {"one": write_jsonl(tmp_path / "one.jsonl", texts)}
+    assert list(made(one, repeat=False).map(note_elsewhere))
+    assert sorted((tmp_path / "notes").read_text("utf-8").splitlines()) == sorted(texts)
 
 
 def test_a_second_iterator_of_a_stream_that_ended_begins_nothing(sources: Sources) -> None:

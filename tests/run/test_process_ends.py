@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,34 @@ def test_a_killed_process_is_noticed_by_a_trainer_that_waits(
     with pytest.raises(RunnerError, match="signal 9"):
         next(iter(stream))
     killer.join()
+
+
+def test_a_killed_process_is_noticed_though_a_fork_holds_its_end_of_the_socket(
+    sources: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+
+    def pipe() -> tuple[Connection, Connection]:
+        ours, theirs = Pipe()
+        held.append(os.dup(theirs.fileno()))  # as a process forked by another thread at this moment
+        return ours, theirs
+
+    monkeypatch.setattr(process, "Pipe", pipe)
+    stream = made(sources).for_rank(0, 1)
+    next(iter(stream))
+    let_run_ahead(stream)
+    os.kill(children()[0], signal.SIGKILL)
+    assert "SIGKILL" in str(failure(stream)[1])
+    os.close(held.pop())
+
+
+def test_a_process_that_does_not_answer_is_killed_at_close(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_GRACE_S", 0.1)
+    stream = made(sources).for_rank(0, 1)
+    next(iter(stream))
+    os.kill(children()[0], signal.SIGSTOP)
+    stream.close()
+    assert children() == []
 
 
 def test_a_process_that_cannot_start_says_how_it_ended(
@@ -207,6 +236,15 @@ def test_a_fork_of_the_trainer_neither_keeps_the_process_alive_nor_ends_it(sourc
                 sys.exit(0)
             assert os.waitpid(pid, 0)[1] == 0
         rank_steps(stream, 30)
+        closed = made().for_rank(0, 1)
+        next(iter(closed))
+        if (pid := os.fork()) == 0:  # which holds the socket open
+            time.sleep(600)
+        began = time.monotonic()
+        closed.close()
+        say(time.monotonic() - began < 2)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
         parent = os.getpid()
         if os.fork() == 0:  # which holds the socket open
             assert processes.soon(lambda: os.getppid() != parent)
@@ -219,6 +257,7 @@ def test_a_fork_of_the_trainer_neither_keeps_the_process_alive_nor_ends_it(sourc
         sources,
     )
     assert "a fork of it" in script.line()
+    assert script.line() == "True"
     assert script.line() == "ready 31"
     script.process.kill()
     assert script.line() == "True"
@@ -315,7 +354,8 @@ def test_starting_and_ending_leave_no_descriptor_and_no_process(sources: Sources
         stream = made(sources).for_rank(0, 1)
         batches = iter(stream)
         next(batches)
-        assert len(children()) == 1
+        [pid] = children()
+        assert os.sched_getscheduler(pid) == os.SCHED_BATCH
         if how == "close":
             stream.close()
             stream.close()
