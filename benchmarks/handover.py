@@ -2,10 +2,15 @@
 
 What flows in: a folder of JSONL sources and a tokenizer. What flows out: milliseconds to take a local batch of 8 x
 2048 that is ready, with either runner; and the time of a training loop that never lets go of the interpreter (about
-0.1 s of plain Python a step, one local batch a step), without a loader and with either runner, as ratios to the loop
-without. Rounds are interleaved, each begins once the loader is warm, and the figures are medians. Other work on the
-machine disturbs wall time, so the table also gives it less what the loop's thread waited for a core (the kernel's
-`schedstat`): work, memory and caches shared, the interpreter and the batches waited for.
+0.1 s of plain Python a step, one local batch a step):
+
+    none      without a loader
+    apart     while an unrelated process reads the same stream at the same pace: what the machine shares (cores, caches)
+    thread    taking its batches from a loader in threads
+    process   taking them from a loader in a process
+
+Rounds are interleaved, each begins once its loader is warm, and the figures are medians. Other work on the machine
+disturbs wall time, so the table also gives it less what the loop's thread waited for a core (the kernel's `schedstat`).
 
     python benchmarks/handover.py CORPUS/jsonl CORPUS/tokenizer
 """
@@ -14,9 +19,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,6 +98,27 @@ def handover(options: argparse.Namespace, runner: Runner) -> list[float]:
     return sorted(taken)
 
 
+@contextmanager
+def apart(options: argparse.Namespace) -> Iterator[None]:
+    """Another process reads on, a local batch every ``STEP_S``."""
+    command = [sys.executable, __file__, str(options.corpus), str(options.tokenizer), "--workers", str(options.workers)]
+    with subprocess.Popen([*command, "--apart"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
+        process.kill()
+
+
+def read_on(options: argparse.Namespace) -> None:
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # as the loader's process is
+    begin = time.perf_counter()
+    for step, _ in enumerate(build(options, "thread")):
+        if step == WARM_STEPS:
+            begin = time.perf_counter()
+            print("warm", flush=True)
+        time.sleep(max(0.0, begin + (step - WARM_STEPS) * STEP_S - time.perf_counter()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path)
@@ -97,7 +127,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--handovers", type=int, default=200)
+    parser.add_argument("--apart", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.apart:
+        return read_on(options)
     runners: tuple[Runner, ...] = ("thread", "process")
     print("runner    ms a hand-over: median, 95 %, 99 %, most")
     for runner in runners:
@@ -105,25 +138,29 @@ def main() -> None:
         marks = [taken[int(q * (len(taken) - 1))] for q in (0.5, 0.95, 0.99, 1)]
         print(f"{runner:8}", *(f"{ms:7.3f}" for ms in marks))
     count = calibrated()
-    rounds: dict[str, list[tuple[float, float]]] = {"none": [], "thread": [], "process": []}
+    rounds: dict[str, list[tuple[float, float]]] = {"none": [], "apart": [], "thread": [], "process": []}
     for _ in range(options.rounds):
         rounds["none"].append(loop(itertools.repeat(None), options.steps, count))
+        with apart(options):
+            rounds["apart"].append(loop(itertools.repeat(None), options.steps, count))
         for runner in runners:
             stream = build(options, runner)
             batches = iter(stream)
             loop(batches, WARM_STEPS, count)
             rounds[runner].append(loop(batches, options.steps, count))
             stream.close()
-    print("loader    wall ms a step (least, median)   less waits for a core   ratios to none: wall, less waits")
+    print(
+        "loader    wall ms a step (least, median)   less waits for a core   ratio to none, to apart: wall; less waits"
+    )
     middle = {
         name: [statistics.median(column) for column in zip(*values, strict=True)] for name, values in rounds.items()
     }
     for name, values in rounds.items():
         wall, less = middle[name]
-        ratios = [a / b for a, b in zip(middle[name], middle["none"], strict=True)]
+        ratios = [middle[name][k] / middle[to][k] for k in (0, 1) for to in ("none", "apart")]
         print(
             f"{name:8} {1000 * min(w for w, _ in values):10.1f} {1000 * wall:8.1f} {1000 * less:22.1f}"
-            f" {ratios[0]:20.3f} {ratios[1]:6.3f}"
+            f" {ratios[0]:19.3f} {ratios[1]:6.3f}; {ratios[2]:6.3f} {ratios[3]:6.3f}"
         )
 
 

@@ -91,9 +91,14 @@ def most(record: dict[str, Any]) -> bool:
 
 
 class UnlikeAnyOther(ZephonError):
-    def __init__(self) -> None:
+    def __init__(self, held: object) -> None:
         super().__init__("cannot be pickled")
-        self.held = lambda: None
+        self.held = held
+
+
+class Bomb:
+    def __reduce__(self) -> str:
+        sys.exit("pickled")
 
 
 def fail_late(record: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +120,13 @@ def elsewhere() -> bool:
 
 def fail_strangely(record: dict[str, Any]) -> dict[str, Any]:
     if elsewhere():
-        raise UnlikeAnyOther
+        raise UnlikeAnyOther(lambda: None)
+    return record
+
+
+def fail_unspeakably(record: dict[str, Any]) -> dict[str, Any]:
+    if elsewhere():
+        raise UnlikeAnyOther(Bomb())
     return record
 
 

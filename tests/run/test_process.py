@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.run.processes import (
+    SOON_S,
     Sources,
     children,
     exit_late,
@@ -43,7 +44,7 @@ from torchtitan_zephon import (
 )
 from torchtitan_zephon.errors import ReplayError
 from torchtitan_zephon.ledger import read_ledger
-from torchtitan_zephon.run.process import open_stream
+from torchtitan_zephon.run.process import ProcessStream, open_stream
 from torchtitan_zephon.run.ring import SLOTS
 from torchtitan_zephon.state import decode_lane, encode_lane
 
@@ -207,8 +208,11 @@ def test_the_state_is_the_trainers_place_however_far_the_process_is_ahead(source
     _, expected = global_batches(small_pipeline(sources, **options), 1, 3)
     stream = made(sources, **options).for_rank(0, 1)
     rank_steps(stream, 3)
+    assert isinstance(stream, ProcessStream) and stream._child is not None
+    assert stream._child._socket.poll(SOON_S)  # a later batch waits, unread
+    assert stream.state_dict() == expected
     let_run_ahead(stream)
-    assert stream.state_dict() == stream.state_dict() == expected
+    assert stream.state_dict() == expected
     assert [b.step for [b] in rank_steps(stream, 5)] == [4, 5, 6, 7, 8]
     assert stream.state_dict() == global_batches(small_pipeline(sources, **options), 1, 8)[1]
     stream.close()

@@ -23,6 +23,7 @@ from tests.run.processes import (
     Script,
     Sources,
     children,
+    fail_unspeakably,
     failure,
     let_run_ahead,
     made,
@@ -105,8 +106,15 @@ def test_a_process_that_does_not_answer_is_killed_at_close(sources: Sources, mon
     assert children() == []
 
 
+def test_a_process_that_cannot_say_what_failed_ends(sources: Sources, capfd: pytest.CaptureFixture[str]) -> None:
+    taken, error = failure(made(sources).map(fail_unspeakably).for_rank(0, 1))
+    assert (taken, type(error)) == (0, RunnerError)
+    assert "exit code 1" in str(error)
+    assert "SystemExit: pickled" in capfd.readouterr().err
+
+
 def test_a_process_that_cannot_start_says_how_it_ended(
-    sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     boot = tmp_path / "boot.py"
     boot.write_text("raise SystemExit(3)")
@@ -114,6 +122,13 @@ def test_a_process_that_cannot_start_says_how_it_ended(
     taken, error = failure(made(sources).for_rank(0, 1))
     assert (taken, type(error)) == (0, RunnerError)
     assert "the loader's process died (exit code 3)" in str(error)
+    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "path", [])
+        stream = made(sources).for_rank(0, 1)
+        with pytest.raises(RunnerError, match=r"exit code 1\)"):
+            next(iter(stream))
+    assert "ModuleNotFoundError" in capfd.readouterr().err
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     with pytest.raises(RunnerError, match=r"the loader's process cannot be started: .*No such file"):
         next(iter(made(sources).for_rank(0, 1)))

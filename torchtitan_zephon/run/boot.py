@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
@@ -31,6 +32,7 @@ def main() -> None:
     socket, memory, trainer = map(int, sys.argv[1:4])
     threading.Thread(target=_outlive_nobody, args=(trainer,), daemon=True).start()
     connection: Connection = Connection(socket)
+    code = 0
     try:
         sys.path[:] = connection.recv()
         from torchtitan_zephon.run.child import serve
@@ -38,7 +40,10 @@ def main() -> None:
         serve(connection, memory)
     except (EOFError, ConnectionError):  # the trainer is gone
         pass
-    os._exit(0)  # whatever other threads are in the middle of
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)  # whatever other threads are in the middle of
 
 
 def _outlive_nobody(trainer: int) -> None:
