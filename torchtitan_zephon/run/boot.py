@@ -14,6 +14,8 @@ import signal
 import sys
 import threading
 import time
+import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -24,9 +26,13 @@ def main() -> None:
     """Serve the trainer until it ends."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):  # forbidden in some sandboxes
+        # Not to push the trainer off its core at each batch taken: measured 0.7 ms, where no core is free.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     socket, memory, trainer = map(int, sys.argv[1:4])
     threading.Thread(target=_outlive_nobody, args=(trainer,), daemon=True).start()
     connection: Connection = Connection(socket)
+    code = 0
     try:
         sys.path[:] = connection.recv()
         from torchtitan_zephon.run.child import serve
@@ -34,7 +40,10 @@ def main() -> None:
         serve(connection, memory)
     except (EOFError, ConnectionError):  # the trainer is gone
         pass
-    os._exit(0)  # whatever other threads are in the middle of
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)  # whatever other threads are in the middle of
 
 
 def _outlive_nobody(trainer: int) -> None:

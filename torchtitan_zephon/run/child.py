@@ -9,9 +9,11 @@ its ledger, forget the states before it.
 
 from __future__ import annotations
 
+import os
 import pickle
 import queue
 import threading
+import traceback
 from collections import deque
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -85,14 +87,21 @@ class _Loader:
         self._free.put(message.slot)
 
     def deliver(self, setup: bytes) -> None:
-        """Read the stream to its end, or to an error."""
+        """Read the stream to its end, or to an error. What cannot even be told ends the process."""
         try:
-            self._deliver(pickle.loads(setup))
-        except BaseException as error:
             try:
-                self.send(Failed.of(error))
-            except Exception:  # a user's own kind of error that cannot be pickled
-                self.send(Failed.unknown(error))
+                self._deliver(pickle.loads(setup))
+            except BaseException as error:
+                self._tell(error)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def _tell(self, error: BaseException) -> None:
+        try:
+            self.send(Failed.of(error))
+        except Exception:  # a user's own kind of error that cannot be pickled
+            self.send(Failed.unknown(error))
 
     def _deliver(self, setup: Setup) -> None:
         stream = RankStream(_compiled(setup), setup.layout, setup.settings, open_ledger=self._open_ledger)

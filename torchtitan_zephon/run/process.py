@@ -2,8 +2,8 @@
 
 What flows in: a program, a layout, run settings. What flows out: the same local batches, states and
 errors as from ``RankStream``, read in one child process. The trainer's process waits on a socket and
-copies a batch out of shared memory; it holds its interpreter for about 0.2 ms a local batch of
-8 x 2048. The price is half a second at the start and a copy of the compiled program's memory.
+copies a batch out of shared memory; it holds its interpreter for about 0.4 ms a local batch of
+8 x 2048. The price is about a second at the start and the memory of another interpreter.
 
 The child runs ahead by the slots of the ring and holds the state of each step the trainer may still
 stand at. It ends when told, or by itself when this process ends.
