@@ -161,6 +161,7 @@ def import_torch(record: dict[str, Any]) -> dict[str, Any]:
 HEAD = """
 import os, signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is born ignoring it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and one under nohup this
 from pathlib import Path
 from tests.scenarios import small_pipeline, row_bytes, rank_steps
 from tests.run import processes
