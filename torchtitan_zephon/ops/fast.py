@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from .probes import probes
 
 if TYPE_CHECKING:
     import tokenizers
+
+logger = logging.getLogger(__name__)
 
 RECHECKED = 1024
 """One document in so many is encoded by both."""
@@ -77,8 +80,8 @@ def refusal(serialized: str) -> str | None:
             return f"its model has {name}"
     if _parts(normalizer) not in ([], [{"type": "NFC"}]):
         return f"its normalizer is {_kinds(normalizer)}, neither none nor NFC"
-    splits, *rest = _splits(_parts(data.get("pre_tokenizer")))
-    if rest or splits is None or (splits and splits not in PATTERNS):
+    splits = _splits(data.get("pre_tokenizer"))
+    if splits is None or (splits and splits not in PATTERNS):
         return f"its pre-tokenizer ({_kinds(data.get('pre_tokenizer'))}) is not one of those checked"
     if missing := [c for c in _byte_alphabet() if c not in model["vocab"]]:
         return f"its vocabulary lacks {len(missing)} of the 256 bytes"
@@ -101,13 +104,14 @@ def _kinds(stage: Any) -> str:
     return ", ".join(str(part.get("type")) for part in _parts(stage)) or "none"
 
 
-def _splits(parts: list[Any]) -> Iterator[tuple[str, ...] | None]:
+def _splits(pre_tokenizer: Any) -> tuple[str, ...] | None:
     """The patterns before a last ByteLevel step, () where that splits by itself; None for anything else."""
-    *before, last = parts or [{}]
-    patterns = tuple(_pattern(part) for part in before)
-    own = last.get("use_regex", True)
-    fits = last.get("type") == "ByteLevel" and not last.get("add_prefix_space") and own == (not before)
-    yield tuple(p for p in patterns if p) if fits and all(patterns) else None
+    *before, last = _parts(pre_tokenizer) or [{}]
+    patterns = [pattern for part in before if (pattern := _pattern(part))]
+    fits = last.get("type") == "ByteLevel" and not last.get("add_prefix_space")
+    if not fits or last.get("use_regex", True) != (not before) or len(patterns) < len(before):
+        return None
+    return tuple(patterns)
 
 
 def _pattern(part: dict[str, Any]) -> str | None:
@@ -132,7 +136,7 @@ class FastEncoder:
         """``plain``: special tokens in texts are ordinary text. ``reference``: `tokenizers`' own ids."""
         from fastokens._native import Tokenizer
 
-        self._reference, self._plain = reference, plain
+        self._reference, self._plain, self._failed = reference, plain, False
         self._guarded = _CASE_FOLDED in serialized  # seen in a word too: a needless guard is harmless
         try:
             self._tokenizer = Tokenizer.from_json_str(serialized)
@@ -154,6 +158,9 @@ class FastEncoder:
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
+            if not self._failed:
+                self._failed = True
+                logger.warning("fastokens fails (%s), so some chunks are encoded by tokenizers, which is slow.", error)
             return self._reference(texts)
         if len(rechecked):
             self._recheck(texts, ids, offsets, rechecked)
