@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def cached(kind: str, key: list[Any], compute: Callable[[], Any]) -> Any:
 
 
 def _write(file: Path, text: str) -> None:
-    part = file.with_suffix(f".{os.getpid()}")
+    part = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")  # two streams may begin at the same time
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text, "utf-8")
