@@ -6,6 +6,7 @@ offsets; no Python object per token on the way from a column.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,10 @@ import pyarrow as pa
 
 from ..records import Balance, Ids
 from . import BadRecord
+
+_setting_up = threading.Lock()
+"""Held while Arrow is given a first Python list and sets itself up. On free-threaded builds two threads that do so at
+once may wait for each other for ever (what apache/arrow pull request 44047 brought; seen with pyarrow 24)."""
 
 
 def is_ids(kind: pa.DataType) -> bool:
@@ -52,6 +57,8 @@ def _null(array: pa.Array, field: str, places: np.ndarray, done: int) -> BadReco
 
 def array_of(documents: list[Any], places: list[int], field: str) -> pa.Array:
     """Lists of integers from a user's function as one array. Raises ``BadRecord`` for anything else."""
+    with _setting_up:
+        pa.array([0])
     for document, place in zip(documents, places, strict=True):
         try:
             kind = pa.array(document).type  # not asked for as integers: 1.5 would become 1
