@@ -22,6 +22,7 @@ from torchtitan_zephon import Batch, Pipeline
 from torchtitan_zephon.lane import sequence_hash
 from torchtitan_zephon.ops import fast
 from torchtitan_zephon.ops.pack import Wrap
+from torchtitan_zephon.ops.tokenize import _around
 from torchtitan_zephon.records import Sequence, Tokens
 
 SEQ_LEN, BATCH = 2048, 8
@@ -70,8 +71,9 @@ def one_pass(program: Any, most: float) -> tuple[Counter[str], int]:
                 ids, offsets = timed("tokenise", tokenize._fast.unguarded, texts.texts)
                 picked = timed("choose documents to check", fast.rechecked, s, texts.shard, texts.records)
                 timed("tokenise those again (tokenizers)", tokenize.check, [texts.texts[i] for i in picked])
-            none = np.zeros(len(texts.texts), bool)
-            ids, offsets = timed("BOS and EOS", tokenize._around, ids, offsets, none, none)
+            every = np.ones(len(texts.texts), bool)
+            around = (tokenize.spec.add_bos, every), (tokenize.spec.add_eos, every)
+            ids, offsets = timed("BOS and EOS", _around, ids, offsets, *around)
             found = timed("provenance and digest of the chunk", tokenize._tokens, s, texts, ids, offsets)
             rows = timed("pack: inputs, labels, positions", packer.add, found)
             new = [Sequence(rows, r) for r in range(len(rows))]

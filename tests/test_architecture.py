@@ -285,7 +285,7 @@ def test_the_size_check_can_fail() -> None:
     ("statement", "absent"), [("import {}", {"numpy", "pyarrow"}), ("from {} import Pipeline", set())]
 )
 def test_importing_the_package_brings_no_torch_and_little_else(statement: str, absent: set[str]) -> None:
-    heavy = absent | TORCH | {"tokenizers", "fastokens", "datasets", "transformers"}
+    heavy = absent | TORCH | {"orjson", "tokenizers", "fastokens", "datasets", "transformers"}
     found = f"sorted({heavy!r} & {{m.split('.')[0] for m in sys.modules}})"
     script = f"import sys; {statement.format(PACKAGE)}; sys.exit(str({found}))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

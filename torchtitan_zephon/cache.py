@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ def cached(kind: str, key: list[Any], compute: Callable[[], Any]) -> Any:
         found = json.loads(file.read_text("utf-8"))
         if found["key"] == text:
             return found["value"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     value = compute()
     if value is not None:
@@ -36,10 +38,11 @@ def cached(kind: str, key: list[Any], compute: Callable[[], Any]) -> Any:
 
 
 def _write(file: Path, text: str) -> None:
-    part = file.with_suffix(f".{os.getpid()}")
+    part = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")  # two streams may begin at the same time
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text, "utf-8")
         part.replace(file)
     except OSError:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()

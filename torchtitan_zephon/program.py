@@ -18,6 +18,7 @@ from .cache import cached
 from .config import Recipe
 from .errors import ConfigError, SourceError
 from .lane import LaneProgram, usable
+from .ops import fast
 from .ops.tokenize import Tokenize, TokenizerSpec, Wanted, tokenize
 from .plan import keyed
 from .plan.chunking import Chunk, ChunkTable, cut
@@ -117,7 +118,8 @@ class Program:
         digest = hashlib.sha256()
         for text in (text for sample in samples for text in sample.texts):
             digest.update(b"%d:" % len(text) + text.encode("utf-8", "surrogatepass"))
-        key = [self.tokenize.spec.identity, self.tokenize.backend_text, self.recipe.label_shift, digest.hexdigest()]
+        how = [fast.versions(self.tokenize.backend), STREAM_FORMAT, self.recipe.label_shift]
+        key = [self.tokenize.spec.identity, *how, digest.hexdigest()]
         tokens, inputs = cached("estimate", key, tokenized)
         return tokens, inputs
 

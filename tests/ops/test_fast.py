@@ -81,7 +81,7 @@ def test_every_listed_pre_tokenizer_gives_the_ids_of_the_reference(splits: tuple
 @pytest.mark.parametrize("template", [False, True])
 def test_special_tokens_in_text_and_a_post_processor_are_as_in_the_reference(in_text: str, template: bool) -> None:
     tokenizer = trained(LLAMA, normalizer=normalizers.NFC(), template=template)
-    tokenizer.add_special_tokens([AddedToken("<|pad|>", lstrip=True), AddedToken("<|x y|>", rstrip=True)])
+    tokenizer.add_special_tokens(["<|pad|>", "<|x y|>"])
     tokenizer.add_tokens(["hello", "the of"])
     spec = spec_of(tokenizer, special_tokens_in_text=in_text)
     assert_same(spec, [])
@@ -103,6 +103,60 @@ _made: dict[str, Tokenize] = {}
 
 def _kept(spec: TokenizerSpec, wanted: Any) -> Tokenize:
     return _made.setdefault(wanted, Tokenize(spec, wanted))
+
+
+OVERLAPPING = [
+    ([AddedToken("the", normalized=True), AddedToken("e\u0301", normalized=False)], "the\u0301 the e\u0301"),
+    ([AddedToken("|>Ω", normalized=True)], "<|end|>Ω |>Ω <|end|>"),
+    ([AddedToken("abcd", normalized=False), AddedToken("bc", normalized=True)], "abcd bc abc bcd"),
+]
+
+
+@pytest.mark.parametrize(("added", "text"), OVERLAPPING, ids=range(3))
+@pytest.mark.parametrize("in_text", ["plain", "parse"])
+def test_added_tokens_that_overlap_are_found_in_the_order_of_the_reference(
+    added: list[AddedToken], text: str, in_text: str
+) -> None:
+    tokenizer = trained()
+    tokenizer.add_tokens(added)
+    spec = spec_of(tokenizer, special_tokens_in_text=in_text)
+    assert_same(spec, [text, text[::-1], *text.split()])
+
+
+def test_many_that_overlap_or_overlap_behind_a_normalizer_are_left_to_the_reference() -> None:
+    for count, normalizer in ((20, None), (1, normalizers.NFC())):
+        tokenizer = trained(normalizer=normalizer)
+        tokenizer.add_tokens([AddedToken(f"{n}<|", normalized=True) for n in range(count)])
+        assert "added tokens overlap others" in (fast.refusal(tokenizer.to_str()) or "")
+
+
+PUBLISHED = {
+    "Llama 3": [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+        r"\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
+    "Qwen": [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+        r"\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
+    "DeepSeek V3": [
+        "\\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+        "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_patterns_of_published_tokenizers_are_listed(name: str) -> None:
+    """Written as they stand in the files, not as the list has them."""
+    splits = [
+        {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in PUBLISHED[name]
+    ]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    data = {**json.loads(trained().to_str()), "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, level]}}
+    assert fast.refusal(json.dumps(data)) is None
 
 
 # ---- the gate
@@ -135,6 +189,8 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
         (lambda d: d["pre_tokenizer"]["pretokenizers"][1].update(use_regex=True), "is not one of those"),
         (lambda d: d["pre_tokenizer"]["pretokenizers"].pop(), "is not one of those"),
         (lambda d: d["added_tokens"][0].update(single_word=True), r"its added token '<\|begin\|>' is single_word"),
+        (lambda d: d["added_tokens"][1].update(lstrip=True), r"its added token '<\|end\|>' is lstrip"),
+        (lambda d: d["added_tokens"][1].update(rstrip=True), r"its added token '<\|end\|>' is rstrip"),
     ],
 )
 def test_a_tokenizer_of_another_build_stays_with_the_reference(change: Any, why: str) -> None:
@@ -237,6 +293,30 @@ def test_a_difference_is_found_while_running_and_ends_the_stream(llama: tokenize
     tokenize(0, texts(items[:20_000]))
 
 
+def test_a_document_of_the_kind_known_to_differ_is_no_difference_when_it_is_drawn(llama: tokenizers.Tokenizer) -> None:
+    tokenize, _ = erring(llama, lambda text: "\u017f" in text)
+    tokenize.check(["it'\u017fa", "plain"])
+
+
+def test_a_border_that_moved_is_found_by_the_self_check(llama: tokenizers.Tokenizer) -> None:
+    tokenize, encoder = erring(llama, lambda text: False)
+
+    def moved(items: list[str]) -> fast.Flat:
+        ids, offsets = tokenize._reference(items)
+        offsets[1:-1] -= (offsets[2:] > offsets[1:-1]) & (offsets[1:-1] > offsets[:-2])
+        return ids, offsets
+
+    assert fast.self_check(encoder, tokenize._tokenizer, moved) != ""
+
+
+def test_a_panic_in_the_self_check_leaves_the_tokenizer_to_the_reference(llama: tokenizers.Tokenizer) -> None:
+    def panics(items: list[str]) -> fast.Flat:
+        raise PanicException("bad split")
+
+    tokenize, encoder = erring(llama, lambda text: False)
+    assert fast.self_check(encoder, tokenize._tokenizer, panics) == "a probe failed: bad split"
+
+
 def test_one_document_in_1024_is_checked_the_same_ones_however_chunks_are_cut() -> None:
     places = np.arange(200_000, dtype=np.int64) * 317
     picked = fast.rechecked(1, 2, places)
@@ -244,6 +324,7 @@ def test_one_document_in_1024_is_checked_the_same_ones_however_chunks_are_cut() 
     parts = [fast.rechecked(1, 2, part) + k * 50_000 for k, part in enumerate(np.split(places, 4))]
     assert np.array_equal(np.concatenate(parts), picked)
     assert not np.array_equal(fast.rechecked(1, 3, places), picked)
+    assert not np.array_equal(fast.rechecked(0, 2, places), picked)
 
 
 @pytest.mark.parametrize(
@@ -297,9 +378,16 @@ def test_a_passed_self_check_is_kept_until_a_version_changes(
     for _ in range(3):
         assert Tokenize(spec_of(llama), "auto").backend == "fastokens"
     assert len(runs) == 1
+    assert Tokenize(spec_of(llama, special_tokens_in_text="parse"), "auto").backend == "fastokens"
+    assert len(runs) == 2
+    assert Tokenize(spec_of(trained()), "auto").backend == "fastokens"
+    assert len(runs) == 3
+    monkeypatch.setattr(fast, "CHECK_VERSION", fast.CHECK_VERSION + 1)
+    assert Tokenize(spec_of(llama), "auto").backend == "fastokens"
+    assert len(runs) == 4
     monkeypatch.setattr(fast, "installed", lambda: "9.9")
     assert Tokenize(spec_of(llama), "auto").backend == "fastokens"
-    assert len(runs) == 2
+    assert len(runs) == 5
 
 
 def test_a_failed_self_check_leaves_the_tokenizer_to_the_reference_and_says_where(

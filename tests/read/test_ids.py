@@ -11,7 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 import tokenizers
 
-from tests.scenarios import global_batches, small_pipeline, texts_of, tokenizer_folder, write_jsonl, write_parquet
+from tests.scenarios import (
+    BOS,
+    EOS,
+    global_batches,
+    small_pipeline,
+    texts_of,
+    tokenizer_folder,
+    write_jsonl,
+    write_parquet,
+)
 from torchtitan_zephon import (
     Dataset,
     Pipeline,
@@ -21,7 +30,7 @@ from torchtitan_zephon import (
     TokenizerError,
 )
 from torchtitan_zephon.read.ids import ordered
-from torchtitan_zephon.records import Balance, Ids
+from torchtitan_zephon.records import Balance, Ids, Tokens
 
 TEXTS = texts_of(400)
 
@@ -145,7 +154,9 @@ def test_a_users_functions_see_the_record_and_may_change_its_ids(tmp_path: Path)
     assert sum(int((b.labels == 7).sum()) for b in batches) == 40
 
 
-@pytest.mark.parametrize("made", [None, "text", [1.5], [None], [1, [2]]])
+@pytest.mark.parametrize(
+    "made", [None, "text", "", b"ab", {1, 2}, {}, [1.5], [None], [1, [2]], [2**63 + 5], [2**70], [True], range(3)]
+)
 def test_a_function_that_returns_no_ids_is_refused_with_the_row(made: Any, tmp_path: Path) -> None:
     path = write_ids(tmp_path / "a.parquet", [[100, 101]] * 30)
     pipeline = over(path, "input_ids").map(lambda r: r if r["id"] < 5 else {"input_ids": made}, identity="m")
@@ -161,17 +172,67 @@ def test_a_function_that_returns_no_ids_is_refused_with_the_row(made: Any, tmp_p
         ([[100]] * 5 + [None], r"row 5: field 'input_ids' is null, or holds one"),
         ([[100]] * 5 + [[1, None]], r"row 5: field 'input_ids' is null, or holds one"),
         ([[100], [], [7, -1], [100]], r"row 2: field 'input_ids' holds -1, which is no token id"),
+        ([[100, 101], [-1, 7], [100]], r"row 1: field 'input_ids' holds -1, which is no token id"),
+        ([[100, 101]] * 300 + [None] + [[100]] * 9, r"row 300: field 'input_ids' is null, or holds one"),
     ],
 )
 def test_what_is_no_id_is_refused_with_the_row(documents: Any, problem: str, tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=problem):
-        list(over(write_ids(tmp_path / "a.parquet", documents), "input_ids"))
+        list(over(write_ids(tmp_path / "a.parquet", documents, row_group_rows=1000), "input_ids"))
 
 
-def test_an_id_of_64_bits_is_not_cut_to_a_small_one(tmp_path: Path) -> None:
-    path = write_ids(tmp_path / "a.parquet", [[100, 2**32 + 5, 7]], pa.list_(pa.int64()))
-    with pytest.raises(RecordError, match=f"holds {2**32 + 5}, which is no token id"):
+@pytest.mark.parametrize(("kind", "large"), [(pa.int64(), 2**32 + 5), (pa.uint64(), 2**63 + 5), (pa.uint32(), 2**31)])
+def test_an_id_of_more_bits_is_not_cut_to_a_small_one(kind: pa.DataType, large: int, tmp_path: Path) -> None:
+    documents = [[100, 101]] * 300 + [[100, large, 7]]
+    path = write_ids(tmp_path / "a.parquet", documents, pa.list_(kind), row_group_rows=1000)
+    with pytest.raises(RecordError, match=rf"row 300: field 'input_ids' holds {large}, which is no token id"):
         list(over(path, "input_ids"))
+
+
+def test_what_the_tokenizer_itself_puts_around_a_text_stands_around_ids_too(tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_folder() / "tokenizer.json"))
+    ids = [e.ids for e in tokenizer.encode_batch_fast(TEXTS)]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text((tokenizer_folder() / "tokenizer_config.json").read_text())
+    found = []
+    for path, field in (
+        (write_parquet(tmp_path / "a.parquet", TEXTS), "text"),
+        (write_ids(tmp_path / "b.parquet", ids), "input_ids"),
+    ):
+        pipeline = over(path, field).tokenize(tokenizer_id=str(folder), field=field)
+        found.append([batch.input for batch in pipeline])
+    assert found[0][0][0, 0] == tokenizer.token_to_id(BOS)
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_tokenizer_that_puts_several_tokens_around_a_text_is_refused_for_ids(tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_folder() / "tokenizer.json"))
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{BOS} {EOS} $A", special_tokens=[(BOS, 0), (EOS, 1)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    path = write_ids(tmp_path / "a.parquet", [[100, 101]] * 9)
+    pipeline = over(path, "input_ids").tokenize(tokenizer_id=str(tmp_path / "tokenizer.json"), field="input_ids")
+    with pytest.raises(TokenizerError, match=r"puts \[0, 1\] before and \[\] behind a text"):
+        list(pipeline)
+
+
+def test_a_column_of_ids_is_cut_into_chunks_by_its_size(tmp_path: Path) -> None:
+    path = write_ids(tmp_path / "a.parquet", [list(range(100, 300))] * 1300, row_group_rows=1300)
+    pq.write_table(pq.read_table(path), path, row_group_size=1300, use_dictionary=False)
+    table = over(path, "input_ids").stream.program.tables[0]
+    assert 200 < table.num_chunks < 300  # 1.04 MB in 4 KiB
+
+
+def test_the_digest_of_a_chunk_covers_where_documents_end() -> None:
+    ids, origin = np.arange(6, dtype=np.int32), np.zeros((2, 3), np.int64)
+    cut = [Tokens.of_chunk(ids, np.array([0, at, 6]), origin, Balance()).digest for at in (2, 3)]
+    assert cut[0] != cut[1]
 
 
 def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:

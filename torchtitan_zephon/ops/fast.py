@@ -36,6 +36,8 @@ CHECK_VERSION = 1
 Flat = tuple[np.ndarray, np.ndarray]
 """Ids int32 [tokens] and offsets int64 [texts + 1]."""
 
+MOST_GUARDS = 16
+"""Strings that a text is searched for, at most, to leave it to the reference."""
 _CASE_FOLDED = "(?i:"
 _FOLDS_TO_S = "\u017f"
 """After an apostrophe `tokenizers` takes it for the s of a contraction, `fastokens` does not."""
@@ -51,7 +53,7 @@ _O200K = (
 _DEEPSEEK = (
     r"\p{N}{1,3}",
     "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
     r"\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 PATTERNS: frozenset[tuple[str, ...]] = frozenset([(_CL100K % "{1,3}",), (_CL100K % "",), (_O200K,), _DEEPSEEK])
@@ -85,9 +87,32 @@ def refusal(serialized: str) -> str | None:
         return f"its pre-tokenizer ({_kinds(data.get('pre_tokenizer'))}) is not one of those checked"
     if missing := [c for c in _byte_alphabet() if c not in model["vocab"]]:
         return f"its vocabulary lacks {len(missing)} of the 256 bytes"
-    if single := [t["content"] for t in data.get("added_tokens", []) if t.get("single_word")]:
-        return f"its added token {single[0]!r} is single_word"
+    for token in data.get("added_tokens", []):
+        for flag in ("single_word", "lstrip", "rstrip"):
+            if token.get(flag):
+                return f"its added token {token['content']!r} is {flag}"
+    overlapping = _overlapping(data.get("added_tokens", []))
+    if len(overlapping) > MOST_GUARDS or (overlapping and normalizer is not None and _parts(normalizer)):
+        return (
+            f"{len(overlapping)} of its added tokens overlap others that differ in `normalized`, as {overlapping[0]!r}"
+        )
     return None
+
+
+def _overlapping(added_tokens: list[dict[str, Any]]) -> list[str]:
+    """Added tokens in which another begins that is normalized where they are not, or the reverse.
+
+    `tokenizers` looks for the tokens of one kind first, `fastokens` for the leftmost of all.
+    """
+    kinds = [[t["content"] for t in added_tokens if bool(t.get("normalized")) is kind] for kind in (False, True)]
+    found = []
+    for tokens, others in (kinds, kinds[::-1]):
+        beginnings = {other[:n] for other in others for n in range(1, len(other) + 1)}
+        for token in tokens:
+            tails = (token[at:] for at in range(1, len(token)))
+            if any(tail in beginnings for tail in tails) or any(other in token for other in others):
+                found.append(token)
+    return found
 
 
 def _parts(stage: Any) -> list[Any]:
@@ -137,10 +162,13 @@ class FastEncoder:
         from fastokens._native import Tokenizer
 
         self._reference, self._plain, self._failed = reference, plain, False
-        self._guarded = _CASE_FOLDED in serialized  # seen in a word too: a needless guard is harmless
+        self._guards = _overlapping(json.loads(serialized).get("added_tokens", []))
+        if _CASE_FOLDED in serialized:  # seen in a word too: a needless guard is harmless
+            self._guards.append(_FOLDS_TO_S)
         try:
             self._tokenizer = Tokenizer.from_json_str(serialized)
-        except Exception as error:
+        except BaseException as error:
+            raise_unless_failed(error)
             raise TokenizerError(f"fastokens cannot load this tokenizer: {error}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -152,12 +180,11 @@ class FastEncoder:
 
     def __call__(self, texts: list[str], rechecked: np.ndarray) -> Flat:
         """The ids of ``texts``; those numbered in ``rechecked`` are encoded by both. Raises ``TokenizerError``."""
-        others = [i for i, text in enumerate(texts) if _FOLDS_TO_S in text] if self._guarded else []
+        others = [i for i, text in enumerate(texts) if self._guarded(text)] if self._guards else []
         try:
             ids, offsets = self.unguarded(texts)
         except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
+            raise_unless_failed(error)
             if not self._failed:
                 self._failed = True
                 logger.warning("fastokens fails (%s), so some chunks are encoded by tokenizers, which is slow.", error)
@@ -165,6 +192,10 @@ class FastEncoder:
         if len(rechecked):
             self._recheck(texts, ids, offsets, rechecked)
         return _replace(ids, offsets, others, self._reference([texts[i] for i in others])) if others else (ids, offsets)
+
+    def _guarded(self, text: str) -> bool:
+        """Whether a document is of a kind known to differ."""
+        return any(guard in text for guard in self._guards)
 
     def unguarded(self, texts: list[str]) -> Flat:
         """What `fastokens` itself gives."""
@@ -174,7 +205,7 @@ class FastEncoder:
         return np.frombuffer(ids, np.int32), np.frombuffer(offsets, np.int64)
 
     def _recheck(self, texts: list[str], ids: np.ndarray, offsets: np.ndarray, numbers: np.ndarray) -> None:
-        picked = [int(i) for i in numbers if not (self._guarded and _FOLDS_TO_S in texts[i])]
+        picked = [int(i) for i in numbers if not self._guarded(texts[i])]
         expected, borders = self._reference([texts[i] for i in picked])
         for k, i in enumerate(picked):
             found, right = ids[offsets[i] : offsets[i + 1]], expected[borders[k] : borders[k + 1]]
@@ -217,12 +248,16 @@ def self_check(fast: FastEncoder, reference: tokenizers.Tokenizer, encode: Calla
         ids = token_id, reference.token_to_id(token.content), fast.token_to_id(token.content)
         if len(set(ids)) > 1:
             return f"the ids of added token {token.content!r} differ: {ids}"
-    texts = probes([token.content for token in added.values()][:256])
+    kinds: dict[tuple[bool, bool], list[str]] = {}
+    for token in added.values():
+        kinds.setdefault((token.special, token.normalized), []).append(token.content)
+    texts = probes([content for kind in kinds.values() for content in kind[:128]])
     for begin in range(0, len(texts), 512):
         some = texts[begin : begin + 512]
         try:
             found, right = fast(some, np.zeros(0, np.int64)), encode(some)
-        except Exception as error:
+        except BaseException as error:
+            raise_unless_failed(error)
             return f"a probe failed: {error}"
         if np.array_equal(found[0], right[0]) and np.array_equal(found[1], right[1]):
             continue
@@ -231,6 +266,12 @@ def self_check(fast: FastEncoder, reference: tokenizers.Tokenizer, encode: Calla
             if not np.array_equal(a, b):
                 return f"the ids of {text[:40]!r} differ ({_first_difference(a, b)})"
     return ""
+
+
+def raise_unless_failed(error: BaseException) -> None:
+    """Raise ``error`` again if it is no failure of a tokenizer; a Rust panic is one, and is no ``Exception``."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
 
 
 def versions(backend: str) -> str:

@@ -78,8 +78,8 @@ class Tokenize:
         self._fast, self._why_not = (None, "") if wanted == "hf" else self._find_fast()
         if wanted == "fastokens" and self._fast is None:
             raise TokenizerError(
-                f'tokenizer_backend = "fastokens" cannot be had: {self._why_not}. With "auto" fastokens is used only '
-                'where it can stand in for tokenizers; "hf" always works, and gives the same ids.'
+                f'tokenizer_backend = "fastokens" cannot be had: {self._why_not}. For a new run "auto" uses fastokens '
+                'only where it can stand in for tokenizers; "hf" always works, and gives the same ids.'
             )
 
     @property
@@ -98,11 +98,12 @@ class Tokenize:
             ids, offsets = self._reference(texts.texts)
         else:
             ids, offsets = self._fast(texts.texts, fast.rechecked(source, texts.shard, texts.records))
-        none = np.zeros(len(texts.texts), bool)
-        return self._tokens(source, texts, *self._around(ids, offsets, none, none))
+        bos, eos = self.spec.add_bos, self.spec.add_eos
+        before, after = (np.full(len(texts.texts), token is not None) for token in (bos, eos))
+        return self._tokens(source, texts, *_around(ids, offsets, (bos, before), (eos, after)))
 
     def given(self, source: int, ids: Ids) -> Tokens:
-        """``Tokens`` of documents that are ids already; BOS and EOS are added to those that lack them.
+        """``Tokens`` of documents that are ids already; what would stand around a text is added where it is missing.
 
         Raises ``TokenizerError`` for an id that the tokenizer does not have.
         """
@@ -111,9 +112,23 @@ class Tokenize:
                 f"a source of token ids holds {largest}, but the tokenizer's ids end at {self._largest_id}: they were "
                 "made with another tokenizer."
             )
-        begins = ids.ids[ids.offsets[:-1]] == (-1 if self.spec.add_bos is None else self.spec.add_bos)
-        ends = ids.ids[ids.offsets[1:] - 1] == (-1 if self.spec.add_eos is None else self.spec.add_eos)
-        return self._tokens(source, ids, *self._around(ids.ids, ids.offsets, begins, ends))
+        bos, eos = self._around_a_text()
+        before = np.full(len(ids.records), bos is not None) & (ids.ids[ids.offsets[:-1]] != bos)
+        after = np.full(len(ids.records), eos is not None) & (ids.ids[ids.offsets[1:] - 1] != eos)
+        return self._tokens(source, ids, *_around(ids.ids, ids.offsets, (bos, before), (eos, after)))
+
+    def _around_a_text(self) -> tuple[int | None, int | None]:
+        """What stands before and behind a text: put there by the spec, or by the tokenizer's own post-processor."""
+        bare, whole = (self._tokenizer.encode("a", add_special_tokens=own).ids for own in (False, True))
+        at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        before, after = whole[:at], whole[at + len(bare) :]
+        if len(before) > 1 or len(after) > 1:
+            raise TokenizerError(
+                f"this tokenizer puts {before} before and {after} behind a text, so it is not known what a document of "
+                "token ids lacks. Use a source of text."
+            )
+        bos, eos = self.spec.add_bos, self.spec.add_eos
+        return before[0] if before else bos, after[0] if after else eos
 
     def _tokens(self, source: int, of: Texts | Ids, ids: np.ndarray, offsets: np.ndarray) -> Tokens:
         origin = np.empty((len(of.records), 3), dtype=np.int64)
@@ -131,23 +146,6 @@ class Tokenize:
         offsets = np.zeros(len(lists) + 1, dtype=np.int64)
         np.cumsum([len(ids) for ids in lists], out=offsets[1:])
         return np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=int(offsets[-1])), offsets
-
-    def _around(self, ids: np.ndarray, offsets: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> fast.Flat:
-        """BOS and EOS around the documents, but where one ``begins`` or ``ends`` so already: bool [documents]."""
-        before = ~begins if self.spec.add_bos is not None else np.zeros(len(begins), bool)
-        after = ~ends if self.spec.add_eos is not None else np.zeros(len(ends), bool)
-        more = before.astype(np.int64) + after
-        if not more.any():
-            return ids, offsets
-        moved = offsets.copy()
-        moved[1:] += np.cumsum(more)
-        whole = np.empty(int(moved[-1]), np.int32)
-        own = np.ones(len(whole), bool)
-        for token, places in ((self.spec.add_bos, moved[:-1][before]), (self.spec.add_eos, moved[1:][after] - 1)):
-            if token is not None:
-                whole[places], own[places] = token, False
-        whole[own] = ids
-        return whole, moved
 
     def _find_fast(self) -> tuple[fast.FastEncoder | None, str]:
         """The fast back-end, or why it cannot stand in. The self-check's result is kept on this machine."""
@@ -171,6 +169,24 @@ class Tokenize:
     def padding_id(self) -> int:
         """The id that fills padded positions; their labels are -100."""
         return self.spec.add_eos if self.spec.add_eos is not None else 0
+
+
+def _around(
+    ids: np.ndarray, offsets: np.ndarray, bos: tuple[int | None, np.ndarray], eos: tuple[int | None, np.ndarray]
+) -> fast.Flat:
+    """A token before and one behind the documents marked for it: bool [documents], all False where there is none."""
+    more = bos[1].astype(np.int64) + eos[1]
+    if not more.any():
+        return ids, offsets
+    moved = offsets.copy()
+    moved[1:] += np.cumsum(more)
+    whole = np.empty(int(moved[-1]), np.int32)
+    own = np.ones(len(whole), bool)
+    for token, places in ((bos[0], moved[:-1][bos[1]]), (eos[0], moved[1:][eos[1]] - 1)):
+        if token is not None:
+            whole[places], own[places] = token, False
+    whole[own] = ids
+    return whole, moved
 
 
 @functools.lru_cache(maxsize=4)

@@ -6,6 +6,7 @@ offsets; no Python object per token on the way from a column.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,10 @@ import pyarrow as pa
 
 from ..records import Balance, Ids
 from . import BadRecord
+
+_setting_up = threading.Lock()
+"""Held while Arrow is given a first Python list and sets itself up. On free-threaded builds two threads that do so at
+once may wait for each other for ever (what apache/arrow pull request 44047 brought; seen with pyarrow 24)."""
 
 
 def is_ids(kind: pa.DataType) -> bool:
@@ -34,12 +39,12 @@ def ids_of(arrays: list[pa.Array], places: np.ndarray, shard: int, field: str) -
     count = np.concatenate([np.zeros(0, np.int64), *lengths]).astype(np.int64)
     offsets = np.zeros(len(count) + 1, np.int64)
     np.cumsum(count, out=offsets[1:])
-    wide = flat[0] if len(flat) == 1 else np.concatenate([np.zeros(0, np.int32), *flat])
-    ids = wide.astype(np.int32, copy=False)
+    wide = np.concatenate(flat) if len(flat) > 1 else flat[0]
     if len(wide) and (wide.min() < 0 or wide.max() >= 1 << 31):
         at = int(np.flatnonzero((wide < 0) | (wide >= 1 << 31))[0])
         place = int(places[np.searchsorted(offsets, at, side="right") - 1])
         raise BadRecord(f"field {field!r} holds {wide[at]}, which is no token id", place)
+    ids = wide.astype(np.int32, copy=False)
     kept = count > 0
     balance = Balance(records=len(count), empty=int(len(count) - kept.sum()), documents=int(kept.sum()))
     return Ids(ids, np.append(offsets[:-1][kept], offsets[-1]), places[kept], shard, balance)
@@ -52,14 +57,21 @@ def _null(array: pa.Array, field: str, places: np.ndarray, done: int) -> BadReco
 
 def array_of(documents: list[Any], places: list[int], field: str) -> pa.Array:
     """Lists of integers from a user's function as one array. Raises ``BadRecord`` for anything else."""
+    with _setting_up:
+        pa.array([0])
+    arrays = []
     for document, place in zip(documents, places, strict=True):
         try:
-            kind = pa.array(document).type  # not asked for as integers: 1.5 would become 1
-        except (pa.ArrowException, TypeError, ValueError):
-            kind = None
-        if kind is None or not (pa.types.is_integer(kind) or len(document) == 0):
-            raise BadRecord(f"field {field!r} must be a list of token ids; it is {str(document)[:40]}", place)
-    return pa.array(documents, pa.list_(pa.int64()))
+            if not isinstance(document, (list, tuple, np.ndarray)):
+                raise TypeError
+            array = pa.array(document)  # not asked for as integers: 1.5 would become 1
+            if len(array) and not pa.types.is_integer(array.type):
+                raise TypeError
+            arrays.append(array.cast(pa.int64()))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            raise BadRecord(f"field {field!r} must be a list of token ids; it is {str(document)[:40]}", place) from None
+    offsets = np.cumsum([0, *map(len, arrays)])
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.concat_arrays([pa.array([], pa.int64()), *arrays]))
 
 
 def ordered(ids: Ids, order: np.ndarray) -> Ids:

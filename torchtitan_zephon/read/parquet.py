@@ -88,8 +88,8 @@ class ParquetReader:
             return False
         if not is_ids(kind):
             raise SourceError(
-                f"{str(path)!r}: column {self._field!r} holds {kind}, neither text (string) nor token ids (lists of "
-                "integers)."
+                f"{str(path)!r}: column {self._field!r} holds {kind}, neither text (string) nor token ids (list, "
+                "large_list or fixed_size_list of integers)."
             )
         return True
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from ..errors import SourceError
 from .files import Manifest, list_source
-from .jsonl import JsonlReader
 from .parquet import ParquetReader
 from .records import Reader, Source
-
-_READERS: dict[str, Callable[[Manifest, str], Reader]] = {"jsonl": JsonlReader, "parquet": ParquetReader}
 
 
 def open_source(name: str, path: str, field: str) -> Source:
     """List, fingerprint and open the source ``name``. Raises ``SourceError``."""
     manifest = list_source(name, path)
-    reader: Reader = _READERS[manifest.format](manifest, field)
+    reader: Reader = ParquetReader(manifest, field) if manifest.format == "parquet" else _jsonl(name, manifest, field)
     return Source(name, field, reader)
+
+
+def _jsonl(name: str, manifest: Manifest, field: str) -> Reader:
+    """Imported when asked for: Parquet is read on interpreters that `orjson` is not made for too."""
+    try:
+        from .jsonl import JsonlReader
+    except ModuleNotFoundError as error:
+        if error.name != "orjson":
+            raise
+        raise SourceError(
+            f"source {name!r} is JSONL, which is parsed by the package orjson, and that is not installed; "
+            "pip install orjson, or convert the source to Parquet."
+        ) from None
+    return JsonlReader(manifest, field)

@@ -37,7 +37,7 @@ def serve(trainer: Connection, memory: int) -> None:
     threading.Thread(target=loader.deliver, args=(setup,), name="zephon-loader", daemon=True).start()
     while (message := trainer.recv()) is not None:
         if isinstance(message, Save):
-            loader.send(Saved(loader.snapshots[message.step].encode()))
+            loader.save(message.step)
         else:
             loader.taken(message)
 
@@ -59,10 +59,14 @@ class _HeldLedger(LedgerWriter):
 
 
 class _Loader:
-    """What the two threads share. ``snapshots``: the places behind the steps the trainer may still stand at."""
+    """What the two threads share: the free slots, the ledger's held lines, the places the trainer may stand at.
+
+    Kept by step, a place is added by the thread that reads and dropped by the main thread, once the trainer is past it.
+    """
 
     def __init__(self, trainer: Connection, memory: int) -> None:
-        self.snapshots: dict[int, Snapshot] = {}
+        self._snapshots: dict[int, Snapshot] = {}
+        self._keeping = threading.Lock()
         self._trainer, self._memory = trainer, memory
         self._sending = threading.Lock()
         self._ledger: _HeldLedger | None = None
@@ -75,6 +79,17 @@ class _Loader:
         with self._sending, suppress(ConnectionError):
             self._trainer.send(message)
 
+    def keep(self, snapshot: Snapshot) -> None:
+        """Remember the place at the end of a step."""
+        with self._keeping:
+            self._snapshots[snapshot.stream.step] = snapshot
+
+    def save(self, step: int) -> None:
+        """Send the place at the end of ``step``, where the trainer stands."""
+        with self._keeping:
+            snapshot = self._snapshots[step]
+        self.send(Saved(snapshot.encode()))
+
     def taken(self, message: Taken) -> None:
         """The trainer took a local batch, the first or a later one of its step."""
         try:
@@ -82,8 +97,9 @@ class _Loader:
                 self._ledger.release(message.step)
         except ZephonError as error:
             self.send(Failed.of(error))
-        for step in [s for s in self.snapshots if s < message.step]:
-            del self.snapshots[step]
+        with self._keeping:
+            for step in [s for s in self._snapshots if s < message.step]:
+                del self._snapshots[step]
         self._free.put(message.slot)
 
     def deliver(self, setup: bytes) -> None:
@@ -111,7 +127,7 @@ class _Loader:
             slot = self._free.get()
             ring.write(slot, part)
             if not stream.waiting:
-                self.snapshots[stream.step] = stream.snapshot()
+                self.keep(stream.snapshot())
             self.send(Ready(slot, stream.step, stream.waiting, stream.figures))
         self.send(Ended(stream.snapshot(), stream.figures))
 
