@@ -132,7 +132,7 @@ def main() -> int:
         print(restore(options))
         return 0
     print("flush  buffer  replayed  restore s: fastokens   hf   first_fit pads   moves by   near of its chunk")
-    for flush in (64, 128, 256, 512, 1024, 2048):
+    for flush in (64, 128, 256, 512, 1024):
         options.flush, options.buffer = flush, max(16, flush // 2)
         state, replayed = deepest(options)
         quick, slow = (statistics.median(fresh(options, state, b) for _ in range(3)) for b in ("fastokens", "hf"))
