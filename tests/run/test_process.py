@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from tests.run.processes import (
     note_elsewhere,
     strip,
 )
-from tests.scenarios import corpus, global_batches, rank_steps, says, small_pipeline, texts_of, write_jsonl
+from tests.scenarios import global_batches, rank_steps, says, small_pipeline, texts_of, write_jsonl
 from torchtitan_zephon import (
     Batch,
     ConfigError,
@@ -48,17 +46,7 @@ from torchtitan_zephon.run.process import ProcessStream, open_stream
 from torchtitan_zephon.run.ring import SLOTS
 from torchtitan_zephon.state import decode_lane, encode_lane
 
-
-@pytest.fixture
-def sources(tmp_path: Path) -> Sources:
-    return corpus(tmp_path / "data", 240)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left_behind() -> Iterator[None]:
-    yield
-    gc.collect()
-    assert children() == []
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
 
 def same(a: Batch, b: Batch) -> bool:

@@ -11,7 +11,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
@@ -30,23 +29,13 @@ from tests.run.processes import (
     soon,
     stall_elsewhere,
 )
-from tests.scenarios import corpus, global_batches, row_bytes, small_pipeline, tokenizer_folder
+from tests.scenarios import global_batches, row_bytes, small_pipeline, tokenizer_folder
 from torchtitan_zephon import ConfigError, RunnerError, StateError
 from torchtitan_zephon.ledger import read_ledger
 from torchtitan_zephon.run import process
 from torchtitan_zephon.run.ring import SLOTS
 
-
-@pytest.fixture
-def sources(tmp_path: Path) -> Sources:
-    return corpus(tmp_path / "data", 240)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left_behind() -> Iterator[None]:
-    yield
-    gc.collect()
-    assert children() == []
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
 
 # ---- the process dies

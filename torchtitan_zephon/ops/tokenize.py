@@ -112,17 +112,18 @@ class Tokenize:
                 f"a source of token ids holds {largest}, but the tokenizer's ids end at {self._largest_id}: they were "
                 "made with another tokenizer."
             )
-        bos, eos = self._around_a_text()
+        bos, eos = self._around_a_text
         before = np.full(len(ids.records), bos is not None) & (ids.ids[ids.offsets[:-1]] != bos)
         after = np.full(len(ids.records), eos is not None) & (ids.ids[ids.offsets[1:] - 1] != eos)
         return self._tokens(source, ids, *_around(ids.ids, ids.offsets, (bos, before), (eos, after)))
 
+    @functools.cached_property
     def _around_a_text(self) -> tuple[int | None, int | None]:
         """What stands before and behind a text: put there by the spec, or by the tokenizer's own post-processor."""
         bare, whole = (self._tokenizer.encode("a", add_special_tokens=own).ids for own in (False, True))
         at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         before, after = whole[:at], whole[at + len(bare) :]
-        if len(before) > 1 or len(after) > 1:
+        if len(before) > 1 or len(after) > 1 or (whole and not bare):
             raise TokenizerError(
                 f"this tokenizer puts {before} before and {after} behind a text, so it is not known what a document of "
                 "token ids lacks. Use a source of text."
