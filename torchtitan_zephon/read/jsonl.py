@@ -9,6 +9,7 @@ orjson: strict JSON, 260 MB a CPU second, and the exact place of a bad line is k
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import orjson
@@ -69,6 +70,17 @@ class JsonlReader:
             at += len(line) + 1
         return records, np.array(places, dtype=np.int64)
 
+    def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
+        """The byte range of whole lines: from the one that holds byte ``unit`` on, ``num_bytes`` or more of them."""
+        with open(self.manifest.path(piece), "rb") as f:
+            start = _line_holding(f, unit)
+            return start, _line_behind(f, min(max(unit + 1, start + num_bytes), self.manifest.shards[piece].num_bytes))
+
+    def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
+        """Bytes of the lines whose first byte lies in each [borders[i], borders[i + 1]), int64 [n]."""
+        with open(self.manifest.path(piece), "rb") as f:
+            return np.diff([_line_behind(f, int(border)) for border in borders])
+
     def read_ids(self, chunk: Chunk) -> tuple[list[pa.Array], np.ndarray]:
         """Not offered: lists of numbers in JSON are no fast way to hold tokens."""
         raise AssertionError("a JSONL source holds text")
@@ -103,6 +115,31 @@ def _lines(path: Path, start: int, stop: int, size: int) -> tuple[bytes, int]:
             parts.append(more[:end] if at_end else more)
             block *= 2
     return b"".join(parts), begin + skip
+
+
+def _line_holding(file: BinaryIO, at: int) -> int:
+    """The first byte of the line that holds byte ``at``."""
+    block, end = _READ_ON_BYTES, at
+    while end:
+        begin = max(0, end - block)
+        file.seek(begin)
+        if (found := file.read(end - begin).rfind(b"\n")) >= 0:
+            return begin + found + 1
+        end, block = begin, block * 2
+    return 0
+
+
+def _line_behind(file: BinaryIO, at: int) -> int:
+    """The first byte of the first line that begins at ``at`` or behind it; the end of the file if there is none."""
+    block, at = 4096, max(at, 0)
+    if not at:
+        return 0
+    file.seek(at - 1)
+    while more := file.read(block):
+        if (found := more.find(b"\n")) >= 0:
+            return at + found
+        at, block = at + len(more), block * 2
+    return at - 1
 
 
 def _kind(value: object) -> str:
