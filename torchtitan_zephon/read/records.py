@@ -59,6 +59,14 @@ class Source:
         """Its documents are token ids already, not text."""
         return self.reader.holds_ids
 
+    def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
+        """Planned bytes of what begins in each range [borders[i], borders[i + 1]) of ``piece``, int64 [ranges].
+
+        Bytes of lines (JSONL), or of text or ids (Parquet), by looking and not by the mean of the piece.
+        """
+        with self._errors_of(self.reader.shard_of(piece)):
+            return self.reader.weigh(piece, borders)
+
     def texts(self, chunk: Chunk, functions: tuple[Function, ...]) -> Texts:
         """The texts of ``chunk`` after the user's functions, in file order."""
         shard = self.reader.shard_of(chunk.piece)
