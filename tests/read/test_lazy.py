@@ -48,7 +48,7 @@ LOOKS: dict[str, tuple[Callable[[Any], Any], set[str]]] = {
     "update": (lambda r: (r.update(text="new"), r["text"]), set()),
     "delete": (lambda r: (r.__delitem__("text"), list(r)), set()),
     "clear": (lambda r: (r.clear(), len(r)), set()),
-    "equality": (lambda r: (r == PLAIN, r != PLAIN, PLAIN == r, r == {}, r == 3), set(PLAIN)),
+    "equality": (lambda r: (r == PLAIN, r != PLAIN, dict(PLAIN) == r, r == {}, r == 3), set(PLAIN)),
     "equal records": (lambda r: r == r.copy(), set(PLAIN)),
     "or": (lambda r: (r | {"text": "new"})["text"], set()),
     "or, all of it": (lambda r: dict(r | {"text": "new"}), set(PLAIN) - {"text"}),
@@ -63,7 +63,7 @@ LOOKS: dict[str, tuple[Callable[[Any], Any], set[str]]] = {
     "json, indented": (lambda r: json.dumps(r, indent=1, sort_keys=True), set(PLAIN)),
     "orjson of a dict": (lambda r: orjson.dumps(dict(r)), set(PLAIN)),
     "repr": (lambda r: (repr(r), str(r), f"{r}"), set(PLAIN)),
-    "format": (lambda r: "{text}, {id}".format_map(r) + "%(id)s" % r, {"text", "id"}),
+    "format": (lambda r: "{text}, {id}".format_map(r), {"text", "id"}),
     "a dict": (lambda r: isinstance(r, dict), set()),
 }
 
