@@ -135,7 +135,7 @@ def test_many_row_groups_are_measured_in_part_and_the_others_follow_their_neighb
     assert reader_of(tmp_path / "a.parquet").pieces().sizes.tolist() == true.tolist()
     monkeypatch.setattr(sizes, "MEASURED_BYTES", 40 * sizes.GROUP_BYTES)
     decoded, weigh = [], RowGroups._weigh
-    monkeypatch.setattr(RowGroups, "_weigh", lambda *of: decoded.append(of[1]) or weigh(*of))
+    monkeypatch.setattr(RowGroups, "_weigh", lambda *of: decoded.extend(g.number for g in of[1]) or weigh(*of))
     found = reader_of(tmp_path / "a.parquet").pieces().sizes
     assert 30 <= len(decoded) <= 40 and np.diff(decoded).max() <= 14  # spread over all 400
     assert abs(int(found.sum()) / int(true.sum()) - 1) < 0.005
@@ -151,7 +151,7 @@ def test_of_a_row_group_above_the_budget_the_beginning_is_measured(
     assert reader.pieces().sizes.tolist() == [true]
     monkeypatch.setattr(sizes, "MEASURED_BYTES", 2 * sizes.GROUP_BYTES)
     decoded, weigh = [], RowGroups._weigh
-    monkeypatch.setattr(RowGroups, "_weigh", lambda *of: decoded.append(of[3].tolist()) or weigh(*of))
+    monkeypatch.setattr(RowGroups, "_weigh", lambda *of: decoded.append(of[2].tolist()) or weigh(*of))
     assert abs(int(reader_of(tmp_path / "a.parquet").pieces().sizes[0]) / true - 1) < 0.005
     ((start, stop),) = decoded
     assert start == 0 and 10_000 < stop < 30_000
@@ -162,7 +162,7 @@ def test_of_many_files_some_are_opened_again(tmp_path: Path, monkeypatch: pytest
         write(tmp_path / f"{n:02}.parquet", [text_of(k, 20) for k in range(30)])
     monkeypatch.setattr(sizes, "MEASURED_SHARDS", 5)
     decoded, weigh = [], RowGroups._weigh
-    monkeypatch.setattr(RowGroups, "_weigh", lambda *of: decoded.append(of[1]) or weigh(*of))
+    monkeypatch.setattr(RowGroups, "_weigh", lambda *of: decoded.extend(g.shard for g in of[1]) or weigh(*of))
     found = reader_of(tmp_path).pieces().sizes
     assert decoded == [2, 6, 10, 14, 18]
     assert found == pytest.approx(text_bytes([text_of(k, 20) for k in range(30)]) * 20, abs=1)

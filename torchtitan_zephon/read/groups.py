@@ -6,6 +6,7 @@ that nothing here knows. A file without rows decides nothing, whatever its colum
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,21 +28,18 @@ _BATCH_BYTES = 4 * 2**20
 
 
 class Group(NamedTuple):
-    """A row group that has rows: row group ``number`` of file ``shard``, where ``first`` is its first row."""
+    """A row group that has rows: row group ``number`` of file ``shard``, where ``first`` is its first row.
+
+    ``encoded``: bytes of the wanted column before compression. ``repeats``: 1 if it has a dictionary, so that a text
+    which stands there often is there once.
+    """
 
     shard: int
     number: int
     first: int
     rows: int
-
-
-class _Opened(NamedTuple):
-    """A file open for lengths; ``repeats``: its column is read as a dictionary, so a repeated text costs little."""
-
-    shard: int
-    repeats: bool
-    footer: Footer
-    file: pq.ParquetFile
+    encoded: int
+    repeats: int
 
 
 class RowGroups:
@@ -64,13 +62,13 @@ class RowGroups:
         if not found:
             raise SourceError(f"none of the {len(manifest.shards)} Parquet files in {str(manifest.root)!r} has a row.")
         table = np.concatenate(found)
-        self._groups, stated, encoded = table[:, :4].copy(), table[:, 4], table[:, 5]
+        self._groups, stated = table[:, :-1].copy(), table[:, -1]
         self.rows = self._groups[:, 3]
-        self.sizes = self._text_bytes(stated, encoded)
+        self.sizes = self._text_bytes(stated)
 
     def _row_groups(self, shard: int, first: bool) -> np.ndarray | None:
-        """The row groups of a file that have rows: int64 [groups, 6], as in ``_Group``, then bytes stated (0: none)
-        and encoded; None where no group has any.
+        """The row groups of a file that have rows: int64 [groups, 7], as in ``Group``, then the bytes that the footer
+        states (0: none); None where no group has rows.
 
         ``first`` says that no file before it has rows.
         """
@@ -93,10 +91,12 @@ class RowGroups:
         self._refuse_encrypted(shard, footer, next(g for g, n in enumerate(rows) if n))
         leaf = self._leaf(footer)
         before = np.cumsum([0, *rows]).tolist()
-        found = [
-            (shard, g, before[g], rows[g], sizes.stated_bytes(column, ids) or 0, column.total_uncompressed_size)
-            for g, column in ((g, groups[g].column(leaf)) for g, n in enumerate(rows) if n)
-        ]
+        found = []
+        for g, group in enumerate(groups):
+            if rows[g]:
+                column = group.column(leaf)
+                about = column.total_uncompressed_size, not ids and column.has_dictionary_page
+                found.append((shard, g, before[g], rows[g], *about, sizes.stated_bytes(column, ids) or 0))
         return np.array(found, dtype=np.int64)
 
     def _holds_ids(self, path: Path, schema: pa.Schema) -> bool:
@@ -123,7 +123,7 @@ class RowGroups:
         path = self._manifest.path(shard)
         try:
             if is_signed(path, footer.metadata):
-                next(_batches(self._footers.open(shard), group, [self._leaf(footer)], 1))
+                next(_batches(self._footers.open(shard), [group], [self._leaf(footer)], 1))
         except (pa.ArrowException, OSError) as error:
             raise SourceError(
                 f"{str(path)!r}: column {self._field!r} cannot be read: {error}. If it is encrypted: no key can be "
@@ -135,16 +135,20 @@ class RowGroups:
         column: int = footer.schema.names.index(self._field)
         return footer.leaves[column].start
 
-    def _text_bytes(self, stated: np.ndarray, encoded: np.ndarray) -> np.ndarray:
-        """Bytes of text or of ids in every row group, int64 [groups]; where no footer says, some are measured."""
+    def _text_bytes(self, stated: np.ndarray) -> np.ndarray:
+        """Bytes of text or of ids in every row group, int64 [groups]; some are measured where no footer states them."""
         unknown = np.flatnonzero(stated == 0)
-        shards, rows = self._groups[:, 0], self._groups[:, 3]
+        shards, rows, encoded = (self._groups[:, c] for c in (0, 3, 4))
         picked = sizes.sample(shards[unknown], rows[unknown], encoded[unknown])
-        known_rows, known_bytes, opened = np.where(stated, rows, 0), stated.copy(), None
-        for piece, measured in zip(unknown[picked.groups].tolist(), picked.rows.tolist(), strict=True):
-            opened = self._open_for_lengths(piece, opened)
-            known_rows[piece] = measured
-            known_bytes[piece] = self._weigh(piece, opened, np.array([0, measured]))[0]
+        pieces = unknown[picked.groups]
+        known_rows, known_bytes = np.where(stated, rows, 0), stated.copy()
+        known_rows[pieces] = picked.rows
+        for _, together in itertools.groupby(
+            pieces.tolist(),  # those of a file in one go, unless one is measured in part
+            lambda p: (self._groups[p, 0], self._groups[p, 5], None if known_rows[p] == rows[p] else p),
+        ):
+            run = list(together)
+            known_bytes[run] = self._weigh([self.at(p) for p in run], np.cumsum([0, *known_rows[run]]))
         known = np.flatnonzero(known_rows)
         return sizes.fill(rows, known, known_rows[known], known_bytes[known])
 
@@ -156,7 +160,7 @@ class RowGroups:
         """The rows of ``at`` in batches of ``columns``, which are in the file's order. Raises as Arrow does."""
         footer = self._footer(at, columns)
         leaves = [leaf for name in columns for leaf in footer.leaves[footer.schema.names.index(name)]]
-        return _batches(self._footers.open(at.shard), at.number, leaves, batch_rows)
+        return _batches(self._footers.open(at.shard), [at.number], leaves, batch_rows)
 
     def _footer(self, at: Group, columns: tuple[str, ...]) -> Footer:
         """That of the row group's file. Raises ``SourceError`` if the file was replaced and has no such group now."""
@@ -187,27 +191,19 @@ class RowGroups:
 
         The lengths of all rows up to the last border are decoded; no text is kept.
         """
-        return self._weigh(piece, self._open_for_lengths(piece, None), borders)
+        return self._weigh([self.at(piece)], borders)
 
-    def _open_for_lengths(self, piece: int, opened: _Opened | None) -> _Opened:
-        """The file of row group ``piece``; ``opened`` where it is that, read as this group needs."""
-        at = self.at(piece)
-        footer = self._footer(at, (self._field,))
-        leaf = self._leaf(footer)
-        repeats = not self.holds_ids and footer.metadata.row_group(at.number).column(leaf).has_dictionary_page
-        if opened is not None and (opened.shard, opened.repeats) == (at.shard, repeats):
-            return opened
-        return _Opened(at.shard, repeats, footer, self._footers.open(at.shard, [leaf] if repeats else None))
-
-    def _weigh(self, piece: int, opened: _Opened, borders: np.ndarray) -> np.ndarray:
-        at, stop = self.at(piece), int(borders[-1])
-        leaf = self._leaf(opened.footer)
-        encoded = opened.footer.metadata.row_group(at.number).column(leaf).total_uncompressed_size
-        batch_rows = min(_BATCH_ROWS, max(1, at.rows * _BATCH_BYTES // max(1, encoded)), max(1, stop))
+    def _weigh(self, groups: list[Group], borders: np.ndarray) -> np.ndarray:
+        """The same for rows that are counted from the first of ``groups``, which are of one file and alike."""
+        at, stop = groups[0], int(borders[-1])
+        leaf = self._leaf(self._footer(at, (self._field,)))
+        rows, encoded = sum(g.rows for g in groups), sum(g.encoded for g in groups)
+        batch_rows = min(_BATCH_ROWS, max(1, rows * _BATCH_BYTES // max(1, encoded)), max(1, stop))
         before = np.zeros(len(borders), np.int64)
         row = total = 0
         with self.errors_at(at):
-            batches = _batches(opened.file, at.number, [leaf], batch_rows)
+            file = self._footers.open(at.shard, [leaf] if at.repeats else None)
+            batches = _batches(file, [g.number for g in groups], [leaf], batch_rows)
             while row < stop and (batch := next(batches, None)) is not None:
                 cumulative = np.concatenate([[total], sizes.lengths(batch.column(0), self.holds_ids)]).cumsum()
                 here = (borders > row) & (borders <= row + batch.num_rows)
@@ -218,7 +214,7 @@ class RowGroups:
         return np.diff(before)
 
 
-def _batches(file: pq.ParquetFile, group: int, leaves: list[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+def _batches(file: pq.ParquetFile, groups: list[int], leaves: list[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
     return file.reader.iter_batches(  # type: ignore[no-any-return]
-        batch_rows, row_groups=[group], column_indices=leaves, use_threads=False
+        batch_rows, row_groups=groups, column_indices=leaves, use_threads=False
     )
