@@ -159,8 +159,8 @@ def test_chunks_read_by_several_threads_at_once_are_the_same(tmp_path: Path) -> 
 
 def test_neighbouring_chunks_decode_a_row_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = reader_of(write_parquet(tmp_path / "a.parquet", TEXTS, row_group_rows=5000))
-    opened, open_stream = [], reader._open
-    monkeypatch.setattr(reader, "_open", lambda *at: opened.append(at) or open_stream(*at))
+    opened, open_stream = [], reader._groups.batches
+    monkeypatch.setattr(reader._groups, "batches", lambda *at: opened.append(at) or open_stream(*at))
     assert read_all(reader, chunks_of(reader))[0] == TEXTS
     assert len(opened) == 1
 

@@ -15,6 +15,7 @@ from hypothesis import given, strategies as st
 from tests.scenarios import text_of
 from torchtitan_zephon.read import sizes
 from torchtitan_zephon.read.files import list_source
+from torchtitan_zephon.read.groups import RowGroups
 from torchtitan_zephon.read.parquet import ParquetReader
 
 ENCODINGS: dict[str, dict[str, Any]] = {
@@ -58,7 +59,7 @@ def test_plain_texts_are_not_decoded_for_their_size(
 ) -> None:
     texts = [None if n % 10 < nulls else text_of(n, 20 + n % 30) for n in range(40_000)]
     write(tmp_path / "a.parquet", texts, rows=20_000, use_dictionary=False, data_page_version=version)
-    monkeypatch.delattr(ParquetReader, "_weigh")
+    monkeypatch.delattr(RowGroups, "_weigh")
     assert reader_of(tmp_path).pieces().sizes == pytest.approx(text_bytes(texts, 20_000), rel=0.02)
 
 
@@ -133,8 +134,8 @@ def test_many_row_groups_are_measured_in_part_and_the_others_follow_their_neighb
     true = np.array(text_bytes(many_groups(tmp_path / "a.parquet"), 8))
     assert reader_of(tmp_path / "a.parquet").pieces().sizes.tolist() == true.tolist()
     monkeypatch.setattr(sizes, "MEASURED_BYTES", 40 * sizes.GROUP_BYTES)
-    decoded, weigh = [], ParquetReader._weigh
-    monkeypatch.setattr(ParquetReader, "_weigh", lambda *of: decoded.append(of[1]) or weigh(*of))
+    decoded, weigh = [], RowGroups._weigh
+    monkeypatch.setattr(RowGroups, "_weigh", lambda *of: decoded.extend(g.number for g in of[1]) or weigh(*of))
     found = reader_of(tmp_path / "a.parquet").pieces().sizes
     assert 30 <= len(decoded) <= 40 and np.diff(decoded).max() <= 14  # spread over all 400
     assert abs(int(found.sum()) / int(true.sum()) - 1) < 0.005
@@ -149,8 +150,8 @@ def test_of_a_row_group_above_the_budget_the_beginning_is_measured(
     (true,) = text_bytes(texts, 60_000)
     assert reader.pieces().sizes.tolist() == [true]
     monkeypatch.setattr(sizes, "MEASURED_BYTES", 2 * sizes.GROUP_BYTES)
-    decoded, weigh = [], ParquetReader._weigh
-    monkeypatch.setattr(ParquetReader, "_weigh", lambda *of: decoded.append(of[3].tolist()) or weigh(*of))
+    decoded, weigh = [], RowGroups._weigh
+    monkeypatch.setattr(RowGroups, "_weigh", lambda *of: decoded.append(of[2].tolist()) or weigh(*of))
     assert abs(int(reader_of(tmp_path / "a.parquet").pieces().sizes[0]) / true - 1) < 0.005
     ((start, stop),) = decoded
     assert start == 0 and 10_000 < stop < 30_000
@@ -160,8 +161,8 @@ def test_of_many_files_some_are_opened_again(tmp_path: Path, monkeypatch: pytest
     for n in range(20):
         write(tmp_path / f"{n:02}.parquet", [text_of(k, 20) for k in range(30)])
     monkeypatch.setattr(sizes, "MEASURED_SHARDS", 5)
-    decoded, weigh = [], ParquetReader._weigh
-    monkeypatch.setattr(ParquetReader, "_weigh", lambda *of: decoded.append(of[1]) or weigh(*of))
+    decoded, weigh = [], RowGroups._weigh
+    monkeypatch.setattr(RowGroups, "_weigh", lambda *of: decoded.extend(g.shard for g in of[1]) or weigh(*of))
     found = reader_of(tmp_path).pieces().sizes
     assert decoded == [2, 6, 10, 14, 18]
     assert found == pytest.approx(text_bytes([text_of(k, 20) for k in range(30)]) * 20, abs=1)

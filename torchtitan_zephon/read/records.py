@@ -126,7 +126,7 @@ class Source:
         for f in functions:
             try:
                 result = f.call(record)
-            except ZephonError:
+            except (ZephonError, BadRecord):
                 raise
             except Exception as error:
                 raise FunctionError(
@@ -135,7 +135,7 @@ class Source:
                     f"{self.reader.describe(place)}."
                 ) from error
             if f.kind == "map":
-                if type(result) is not dict:
+                if not isinstance(result, dict):
                     raise BadRecord(
                         f"map function {f.identity} must return a record (a dict); it returned {type(result).__name__}",
                         place,

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from .ids import list_lengths, numbers, valid
 
 MEASURED_BYTES = 64 * 2**20
 """Encoded bytes decoded a source at start-up, in all; about 0.3 s."""
@@ -105,13 +106,19 @@ def _scaled(rows: np.ndarray, known_rows: np.ndarray, known_bytes: np.ndarray) -
 def lengths(column: pa.Array, ids: bool) -> np.ndarray:
     """Bytes of text (UTF-8) or of ids in every row, int64 [rows]; a null has none."""
     if isinstance(column, pa.DictionaryArray):
-        of_entry: np.ndarray = np.append(lengths(column.dictionary, ids), 0)  # the last one is for nulls
-        entries: np.ndarray = column.indices.fill_null(len(of_entry) - 1).to_numpy(zero_copy_only=False)
-        return np.take(of_entry, entries)
+        of_entry = np.append(lengths(column.dictionary, ids), 0)  # the last one is for nulls
+        entries = numbers(column.indices)
+        return of_entry.take(np.where(valid(column), entries, -1) if column.null_count else entries)
+    found = ID_BYTES * list_lengths(column) if ids else _text_lengths(column)
+    return found * valid(column) if column.null_count else found
+
+
+def _text_lengths(column: pa.Array) -> np.ndarray:
+    if not len(column):
+        return np.zeros(0, np.int64)
+    places = column.buffers()[1]  # where each text ends; or, of a view, 4 numbers: its length and where it is
     if pa.types.is_string_view(column.type):
-        column = column.cast(pa.large_string())
-    counted = pc.list_value_length(column) if ids else pc.binary_length(column)
-    found: np.ndarray = counted.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    if ids:
-        found *= ID_BYTES
-    return found
+        return np.frombuffer(places, np.int32, 4 * len(column), 16 * column.offset)[::4].astype(np.int64)
+    kind = np.dtype(np.int64 if pa.types.is_large_string(column.type) else np.int32)
+    ends = np.frombuffer(places, kind, len(column) + 1, kind.itemsize * column.offset)
+    return np.diff(ends.astype(np.int64))
