@@ -30,7 +30,8 @@ ALLOWED: dict[str, set[str]] = {
     "state": {"plan", "records", "errors"},
     "lane": {"plan", "ops", "state", "records", "errors"},
     "ledger": {"plan.layout", "errors"},
-    "program": {"cache", "config", "plan", "ops", "read", "lane", "state", "records", "errors"},
+    "estimate": {"plan", "read", "errors"},
+    "program": {"cache", "config", "estimate", "plan", "ops", "read", "lane", "state", "records", "errors"},
     "run": {
         "run",
         "config",
@@ -56,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     # A checkpoint is read through torch, and only where one is compared.
     "verify": {"ledger", "state", "errors", "titan.checkpoint"},
     # A job is checked against TorchTitan where it is installed; a checkpoint is read through torch.
-    "check": {"check", "config", "plan.layout", "ops", "program", "run", "state", "errors", "titan"},
+    "check": {"check", "config", "estimate", "plan.layout", "ops", "program", "run", "state", "errors", "titan"},
     "cli": {"check", "config", "program", "ops", "ledger", "verify", "errors", "titan"},
     "torch_dataset": {"pipeline", "run", "errors"},
     "train": {"titan", "errors"},
@@ -74,7 +75,7 @@ LONG_FUNCTIONS: dict[str, int] = {}
 MANY_PARAMETERS: dict[str, int] = {
     "config.Recipe": 16,
     "lane.LaneProgram": 9,
-    "records.Balance": 9,
+    "records.Balance": 10,
     "titan.v022.ZephonValidator": 12,  # what TorchTitan 0.2.2 calls its validator with
 }
 
@@ -274,11 +275,11 @@ def test_the_size_check_can_fail() -> None:
     long_file = "x = 1\n" * (MOST_LINES + 1)
     long_function = "class A:\n    def f(self):\n" + "        x = 1\n" * MOST_FUNCTION_LINES
     many = "class A:\n    def __init__(self, a, b, c, d, e, f, g, *, h, i): ..."
-    fields = "class Balance:\n" + "".join(f"    f{n}: int\n" for n in range(10))
+    fields = "class Balance:\n" + "".join(f"    f{n}: int\n" for n in range(11))
     assert size_complaints({"m": long_file}) == ["m has 351 lines, more than 350"]
     assert size_complaints({"m": long_function}) == ["m.A.f has 51 lines, more than 50"]
     assert size_complaints({"m": many}) == ["m.A has 9 constructor parameters, more than 8"]
-    assert size_complaints({"records": fields}) == ["records.Balance has 10 constructor parameters, more than 9"]
+    assert size_complaints({"records": fields}) == ["records.Balance has 11 constructor parameters, more than 10"]
 
 
 @pytest.mark.parametrize(

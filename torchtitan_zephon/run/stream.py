@@ -37,6 +37,7 @@ from ..state import (
 from .count import count_sequences
 from .pool import Pool
 from .resume import decode_state, on_backend
+from .watch import Watch
 
 SHOW_PROGRESS_S = 2.0
 """A restore that takes longer says how far it is, as often."""
@@ -76,6 +77,7 @@ class RankStream:
         self._failure: BaseException | None = None
         self._pool: Pool | None = None
         self._ledger: LedgerWriter | None = None
+        self._watch = Watch(program)
 
     # ---- reading
 
@@ -130,10 +132,17 @@ class RankStream:
         if self._ledger:
             self._ledger.write(step, entries)
         self._fetch_ahead()
+        if self.layout.dp_rank == 0 and step & (step - 1) == 0:  # at steps 1, 2, 4, 8, ...
+            self._say_strays()
         size = self.layout.local_batch_size
         self._parts.extend(sequences[i : i + size] for i in range(0, len(sequences), size))
         self._step = step
         self._lane_sequences += self.layout.lane_sequences
+
+    def _say_strays(self) -> None:
+        assert self._tokens_per_mib is not None and self.figures is not None
+        for sentence in self._watch.strays(self.figures, self._tokens_per_mib):
+            logger.warning(sentence)
 
     def _take(self, lane: Lane) -> Sequence:
         self._read_on(lane)
