@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "ops.tokenize",
         "read.records",
+        "read.retry",  # a worker that waits to read again must know when its pool ends
         "plan",
         "program",
         "lane",

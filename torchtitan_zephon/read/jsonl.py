@@ -19,6 +19,7 @@ from ..plan.chunking import Chunk, Pieces
 from ..records import Record
 from . import BadRecord
 from .files import Manifest
+from .retry import with_retries
 
 _BOM = b"\xef\xbb\xbf"
 _READ_ON_BYTES = 64 * 1024
@@ -47,7 +48,8 @@ class JsonlReader:
         Blank lines are no records. Raises ``BadRecord`` with the byte offset of a malformed line.
         """
         shard = self.manifest.shards[chunk.piece]
-        data, at = _lines(self.manifest.path(chunk.piece), chunk.start, chunk.stop, shard.num_bytes)
+        path = self.manifest.path(chunk.piece)
+        data, at = with_retries(lambda: _lines(path, chunk.start, chunk.stop, shard.num_bytes), path, self.span(chunk))
         records: list[Record] = []
         places: list[int] = []
         for line in data.split(b"\n"):
@@ -72,6 +74,10 @@ class JsonlReader:
     def read_ids(self, chunk: Chunk) -> tuple[list[pa.Array], np.ndarray]:
         """Not offered: lists of numbers in JSON are no fast way to hold tokens."""
         raise AssertionError("a JSONL source holds text")
+
+    def span(self, chunk: Chunk) -> str:
+        """In words, where in its shard a chunk lies."""
+        return f"bytes {chunk.start:,} to {chunk.stop:,}"
 
     def describe(self, place: int) -> str:
         """In words, where in its shard a record lies."""

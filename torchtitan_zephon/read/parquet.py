@@ -24,6 +24,7 @@ from ..records import Record
 from . import BadRecord
 from .files import Manifest
 from .ids import is_ids
+from .retry import with_retries
 
 OPEN_STREAMS = 64
 _BATCH_ROWS = 256
@@ -48,8 +49,7 @@ class ParquetReader:
         """(shard, row group, first row, rows, text bytes) of every row group that has rows."""
         path = self.manifest.path(shard)
         try:
-            with pq.ParquetFile(path) as file:
-                metadata, schema = file.metadata, file.schema_arrow
+            metadata, schema = with_retries(lambda: _footer(path), path, "the footer")
         except (pa.ArrowException, OSError) as error:
             raise SourceError(f"{str(path)!r} is not a readable Parquet file: {error}") from None
         ids = self._holds_ids(path, schema)
@@ -121,11 +121,18 @@ class ParquetReader:
         wanted = chunk.stop - chunk.start
         with self._lock:
             stream, held = self._streams.pop((chunk.piece, chunk.start, whole_records), (None, None))
+        waiting = None if stream is None else (stream, held)
+
+        def read() -> tuple[_Stream, list[pa.RecordBatch], pa.RecordBatch | None]:
+            nonlocal waiting
+            opened, waiting = waiting, None  # a stream that failed is opened anew
+            if opened is None:
+                begun = self._open(shard, group, whole_records)
+                opened = begun, self._skip(begun, chunk.start)
+            return opened[0], *self._take(*opened, wanted)
+
         try:
-            if stream is None:
-                stream = self._open(shard, group, whole_records)
-                held = self._skip(stream, chunk.start)
-            batches, held = self._take(stream, held, wanted)
+            stream, batches, held = with_retries(read, self.manifest.path(shard), self.span(chunk))
         except (pa.ArrowException, OSError) as error:
             raise SourceError(f"{str(self.manifest.path(shard))!r}, row group {group}: {error}") from None
         if sum(batch.num_rows for batch in batches) < wanted:
@@ -172,6 +179,16 @@ class ParquetReader:
             rows -= batches[-1].num_rows
         return batches, held
 
+    def span(self, chunk: Chunk) -> str:
+        """In words, where in its shard a chunk lies."""
+        _, group, first, _, _ = self._groups[chunk.piece]
+        return f"row group {group}, rows {first + chunk.start:,} to {first + chunk.stop - 1:,}"
+
     def describe(self, place: int) -> str:
         """In words, where in its shard a record lies."""
         return f"row {place}"
+
+
+def _footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
+    with pq.ParquetFile(path) as file:
+        return file.metadata, file.schema_arrow

@@ -32,6 +32,7 @@ class Reader(Protocol):
     def shard_of(self, piece: int) -> int: ...
     def read(self, chunk: Chunk, whole_records: bool) -> tuple[list[Record], np.ndarray]: ...
     def read_ids(self, chunk: Chunk) -> tuple[list[pa.Array], np.ndarray]: ...
+    def span(self, chunk: Chunk) -> str: ...
     def describe(self, place: int) -> str: ...
 
 
@@ -56,6 +57,11 @@ class Source:
     def holds_ids(self) -> bool:
         """Its documents are token ids already, not text."""
         return self.reader.holds_ids
+
+    def where(self, chunk: Chunk) -> str:
+        """In words, what ``chunk`` is a part of: source, file and place."""
+        path = self.reader.manifest.path(self.reader.shard_of(chunk.piece))
+        return f"source {self.name!r}, file {str(path)!r}, {self.reader.span(chunk)}"
 
     def texts(self, chunk: Chunk, functions: tuple[Function, ...]) -> Texts:
         """The texts of ``chunk`` after the user's functions, in file order."""

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from ..read.retry import stop_waiting_when
+
 T = TypeVar("T")
 _LOOK_UP_S = 1.0
 
@@ -54,7 +56,11 @@ class Pool:
 
 
 def _run(calls: queue.SimpleQueue[_Call | None], closed: threading.Event) -> None:
-    while not closed.is_set() and threading.main_thread().is_alive():
+    def ended() -> bool:
+        return closed.is_set() or not threading.main_thread().is_alive()
+
+    stop_waiting_when(ended)
+    while not ended():
         try:
             item = calls.get(timeout=_LOOK_UP_S)
         except queue.Empty:
