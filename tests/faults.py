@@ -1,6 +1,6 @@
 """Real faults of a file system: a library, put before the C library, that fails calls on chosen files.
 
-Nothing inside the program is replaced: the interpreter and Arrow both get the error from the system call that they make.
+Nothing inside the program is replaced: the interpreter and Arrow both get the error from the system call they make.
 A process starts with the library (``with_faults``) and then says what is to fail (``fail``), by its environment, which
 children inherit.
 """
@@ -104,7 +104,10 @@ def with_faults(file: str) -> dict[str, str]:
 
 
 def fail(call: str, number: int = errno.EIO, first: int = 0, count: int = 1) -> None:
-    """From here on calls ``first`` to ``first + count`` of this process fail with ``number``; ``call``: open, read, none."""
+    """From here on calls ``first`` to ``first + count`` of this process fail with ``number``.
+
+    ``call``: "open", "read" or "none".
+    """
     for name, value in {"CALL": call, "ERRNO": number, "FIRST": first, "COUNT": count}.items():
         os.environ[f"FAULT_{name}"] = str(value)
     ctypes.CDLL(None).faults_from_here()

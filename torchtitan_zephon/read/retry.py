@@ -1,9 +1,9 @@
 """Reads that are tried again, because a network file system may fail for a moment.
 
 What flows in: a read that opens its file itself. What flows out: its result. A fault that may pass by itself (a stale
-handle, an I/O error, a lost connection) is waited out: ``len(WAITS_S) + 1`` tries over ``sum(WAITS_S)`` seconds, then the
-error. The waits are fixed, without jitter: ranks that fail together read different chunks, and no clock or chance may
-decide anything here. A fault that will not pass (no such file, no permission) is raised at once.
+handle, an I/O error, a lost connection) is waited out: five tries over 30 seconds, then the error. The waits are fixed
+and have no jitter, so that a run is easy to follow. A fault that will not pass (no such file, no permission) is raised
+at once.
 
 The price: a disk that is really broken ends the run half a minute later than it could.
 """

@@ -1,0 +1,23 @@
+"""How a stream ended before its time, and what can still be saved of it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..errors import StateError
+
+DIED = "with its process, which held its place"
+"""Why there is no state, in the words of an error."""
+
+
+class Failure(NamedTuple):
+    """``state``: behind the last step that was handed out whole; or in words, after "ended", why there is none."""
+
+    error: BaseException
+    state: dict[str, Any] | str
+
+    def saved(self) -> dict[str, Any]:
+        """The state. Raises ``StateError`` if there is none."""
+        if isinstance(self.state, str):
+            raise StateError(f"no checkpoint can be made of a stream that has ended {self.state}: {self.error}")
+        return self.state
