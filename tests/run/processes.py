@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from tests.scenarios import small_pipeline, tokenizer_folder
 from torchtitan_zephon import Pipeline, RankStream, StateError, ZephonError
 from torchtitan_zephon.plan import keyed
+from torchtitan_zephon.run import waiting
 from torchtitan_zephon.run.process import ProcessStream
 from torchtitan_zephon.run.ring import SLOTS
 from torchtitan_zephon.state import decode_stream
@@ -148,6 +150,28 @@ def note_elsewhere(record: dict[str, Any]) -> dict[str, Any]:
     if elsewhere():
         with open(os.environ["NOTES"], "a", encoding="utf-8") as file:
             file.write(record["text"] + "\n")
+    return record
+
+
+def fail_where_told(record: dict[str, Any]) -> dict[str, Any]:
+    """Fail on some records while the file ``TOLD`` is there."""
+    if record["id"] % 40 == 7 and Path(os.environ["TOLD"]).exists():
+        raise LookupError("told to fail")
+    return record
+
+
+def stall_where_told(record: dict[str, Any]) -> dict[str, Any]:
+    """Wait on some records while the file ``TOLD`` is there; a line in the log is due soon."""
+    waiting.SAY_AFTER_S = 0.1
+    while record["id"] % 40 == 7 and Path(os.environ["TOLD"]).exists():
+        time.sleep(0.01)
+    return record
+
+
+def say_elsewhere(record: dict[str, Any]) -> dict[str, Any]:
+    """Log a line of this package, for information."""
+    if elsewhere():
+        logging.getLogger("torchtitan_zephon.lane").info("%s %% of {} done", 100)
     return record
 
 
