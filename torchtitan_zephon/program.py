@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .cache import cached
+from .cache import cached, counts_of
 from .config import Recipe
 from .errors import ConfigError, SourceError
 from .lane import LaneProgram, usable
@@ -115,12 +115,15 @@ class Program:
         if self.sources[s].holds_ids:
             return count([self.work(chunk) for chunk in chunks])
         samples = [self._texts(chunk) for chunk in chunks]
-        digest = hashlib.sha256()
+        digest, num_bytes = hashlib.sha256(), 0
         for text in (text for sample in samples for text in sample.texts):
-            digest.update(b"%d:" % len(text) + text.encode("utf-8", "surrogatepass"))
+            data = text.encode("utf-8", "surrogatepass")
+            digest.update(b"%d:" % len(text) + data)
+            num_bytes += len(data)
         how = [fast.versions(self.tokenize.backend), STREAM_FORMAT, self.recipe.label_shift]
         key = [self.tokenize.spec.identity, *how, digest.hexdigest()]
-        tokens, inputs = cached("estimate", key, tokenized)
+        documents = sum(len(sample.texts) for sample in samples)
+        tokens, inputs = cached("estimate", key, tokenized, counts_of(num_bytes, documents))
         return tokens, inputs
 
     def lane(self, lane: int, tokens_per_mib: Seq[int]) -> LaneProgram:
