@@ -21,8 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 64 * 1024
+MOST_BYTES = 32 * 2**20
 """No entry is larger; a larger file is none."""
+MOST_TOKENS = 128
+"""No character has more tokens."""
 
 
 def cached(kind: str, key: list[Any], compute: Callable[[], Any], valid: Callable[[Any], bool]) -> Any:
@@ -53,19 +55,20 @@ def _check(key: str, value: Any) -> str:
     return hashlib.sha256(json.dumps([key, value]).encode()).hexdigest()[:32]
 
 
-def counts_of(num_bytes: int, documents: int) -> Callable[[Any], bool]:
-    """``valid`` for the tokens of texts, and how many of them can be an input: two integers in a range that can be.
+def counts_of(sizes: list[int]) -> Callable[[Any], bool]:
+    """``valid`` for the tokens in each of some samples, and those of them that can be an input.
 
-    A byte may become several tokens (a normaliser that spells out a ligature), and a document has some around it.
+    ``sizes``: characters and documents of each. A character may become several tokens (bytes, or a ligature that a
+    normaliser spells out), and a document has some around it.
     """
-    most = 32 * (num_bytes + documents)
 
     def valid(value: Any) -> bool:
         return (
-            isinstance(value, (list, tuple))
-            and len(value) == 2
-            and all(type(count) is int for count in value)
-            and 1 <= value[1] <= value[0] <= most
+            isinstance(value, list)
+            and len(value) == len(sizes)
+            and all(isinstance(counts, (list, tuple)) and len(counts) == 2 for counts in value)
+            and all(type(count) is int for counts in value for count in counts)
+            and all(0 <= of <= tokens <= MOST_TOKENS * size for (tokens, of), size in zip(value, sizes, strict=True))
         )
 
     return valid

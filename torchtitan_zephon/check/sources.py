@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..config import Recipe
 from ..errors import TokenizerError
+from ..estimate import Estimate
 from ..ops.tokenize import TokenizerSpec, check_vocabulary, load_tokenizer
 from ..program import Program, compile_program
 from ..titan.job import Job
@@ -31,12 +32,12 @@ class SourceFacts:
     num_bytes: int
     chunks: int
     lane_chunks: float
-    tokens_per_mib: int
+    estimate: Estimate
 
     @property
     def tokens(self) -> int:
         """Tokens of one epoch, estimated from the measured sample."""
-        return self.num_bytes * self.tokens_per_mib >> 20
+        return self.num_bytes * self.estimate.tokens_per_mib >> 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +69,7 @@ def reading(job: Job, version: str, recipe: Recipe, degrees: Sequence[Degree], v
             num_bytes=int(table.pieces.sizes.sum()),
             chunks=table.num_chunks,
             lane_chunks=table.num_chunks / recipe.lanes,
-            tokens_per_mib=measured,
+            estimate=measured,
         )
         for source, table, measured in zip(program.sources, program.tables, program.measure(), strict=True)
     )

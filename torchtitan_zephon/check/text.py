@@ -69,7 +69,7 @@ def _added(token: int | None) -> str:
 
 
 def _sources(title: str, reading: Reading) -> str:
-    header = ("source", "share", "format", "shards", "bytes", "chunks", "a lane", "tokens/byte", "tokens")
+    header = ("source", "share", "format", "shards", "bytes", "chunks", "a lane", "tokens/byte", "+-", "tokens")
     rows = [
         (
             s.name if len(s.name) <= LONGEST_NAME else s.name[: LONGEST_NAME - 3] + "...",
@@ -79,7 +79,8 @@ def _sources(title: str, reading: Reading) -> str:
             _short(s.num_bytes),
             _short(s.chunks),
             _short(s.lane_chunks),
-            f"{s.tokens_per_mib / 2**20:.3f}",
+            f"{s.estimate.tokens_per_mib / 2**20:.3f}",
+            f"{s.estimate.error:.1%}",
             _short(s.tokens),
         )
         for s in reading.sources

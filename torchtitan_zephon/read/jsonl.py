@@ -8,7 +8,8 @@ orjson: strict JSON, 260 MB a CPU second, and the exact place of a bad line is k
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import orjson
@@ -21,6 +22,7 @@ from . import BadRecord
 from .files import Manifest
 from .retry import with_retries
 
+T = TypeVar("T")
 _BOM = b"\xef\xbb\xbf"
 _READ_ON_BYTES = 64 * 1024
 
@@ -48,8 +50,9 @@ class JsonlReader:
         Blank lines are no records. Raises ``BadRecord`` with the byte offset of a malformed line.
         """
         shard = self.manifest.shards[chunk.piece]
-        path = self.manifest.path(chunk.piece)
-        data, at = with_retries(lambda: _lines(path, chunk.start, chunk.stop, shard.num_bytes), path, self.span(chunk))
+        data, at = self._read(
+            chunk.piece, lambda f: _lines(f, chunk.start, chunk.stop, shard.num_bytes), self.span(chunk)
+        )
         records: list[Record] = []
         places: list[int] = []
         for line in data.split(b"\n"):
@@ -71,6 +74,33 @@ class JsonlReader:
             at += len(line) + 1
         return records, np.array(places, dtype=np.int64)
 
+    def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
+        """The byte range of whole lines: from the one that holds byte ``unit`` on, ``num_bytes`` or more of them."""
+
+        def lines(f: BinaryIO) -> tuple[int, int]:
+            start = _line_holding(f, unit)
+            return start, _line_behind(f, min(max(unit + 1, start + num_bytes), self.manifest.shards[piece].num_bytes))
+
+        return self._read(piece, lines, f"the lines at byte {unit:,}")
+
+    def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
+        """Bytes of the lines whose first byte lies in each [borders[i], borders[i + 1]), int64 [n]."""
+
+        def lines(f: BinaryIO) -> np.ndarray:
+            return np.diff([_line_behind(f, int(border)) for border in borders])
+
+        return self._read(piece, lines, "the ends of lines")
+
+    def _read(self, shard: int, read: Callable[[BinaryIO], T], what: str) -> T:
+        """``read`` of an open shard."""
+        path = self.manifest.path(shard)
+
+        def opened() -> T:
+            with open(path, "rb") as f:
+                return read(f)
+
+        return with_retries(opened, path, what)
+
     def read_ids(self, chunk: Chunk) -> tuple[list[pa.Array], np.ndarray]:
         """Not offered: lists of numbers in JSON are no fast way to hold tokens."""
         raise AssertionError("a JSONL source holds text")
@@ -84,31 +114,55 @@ class JsonlReader:
         return f"line at byte {place}"
 
 
-def _lines(path: Path, start: int, stop: int, size: int) -> tuple[bytes, int]:
+def _lines(f: BinaryIO, start: int, stop: int, size: int) -> tuple[bytes, int]:
     """The whole lines whose first byte lies in [start, stop), and the offset of the first."""
-    with open(path, "rb") as f:
-        begin = max(start - 1, 0)
-        f.seek(begin)
-        data = f.read(stop - begin)
-        if len(data) < stop - begin:
-            raise SourceError(
-                f"{str(path)!r} ends at byte {begin + len(data)}, but had {size} bytes when the job "
-                "began: the file was changed or cut while the job runs."
-            )
-        skip = 0
-        if start:
-            skip = data.find(b"\n") + 1
-            if not skip or skip == len(data):  # no line begins in this chunk
-                return b"", start
-        parts = [data[skip:]]
-        at_end = data.endswith(b"\n")
-        block = _READ_ON_BYTES
-        while not at_end and (more := f.read(block)):
-            end = more.find(b"\n")
-            at_end = end >= 0
-            parts.append(more[:end] if at_end else more)
-            block *= 2
+    begin = max(start - 1, 0)
+    f.seek(begin)
+    data = f.read(stop - begin)
+    if len(data) < stop - begin:
+        raise SourceError(
+            f"{f.name!r} ends at byte {begin + len(data)}, but had {size} bytes when the job "
+            "began: the file was changed or cut while the job runs."
+        )
+    skip = 0
+    if start:
+        skip = data.find(b"\n") + 1
+        if not skip or skip == len(data):  # no line begins in this chunk
+            return b"", start
+    parts = [data[skip:]]
+    at_end = data.endswith(b"\n")
+    block = _READ_ON_BYTES
+    while not at_end and (more := f.read(block)):
+        end = more.find(b"\n")
+        at_end = end >= 0
+        parts.append(more[:end] if at_end else more)
+        block *= 2
     return b"".join(parts), begin + skip
+
+
+def _line_holding(file: BinaryIO, at: int) -> int:
+    """The first byte of the line that holds byte ``at``."""
+    block, end = _READ_ON_BYTES, at
+    while end:
+        begin = max(0, end - block)
+        file.seek(begin)
+        if (found := file.read(end - begin).rfind(b"\n")) >= 0:
+            return begin + found + 1
+        end, block = begin, block * 2
+    return 0
+
+
+def _line_behind(file: BinaryIO, at: int) -> int:
+    """The first byte of the first line that begins at ``at`` or behind it; the end of the file if there is none."""
+    block, at = 4096, max(at, 0)
+    if not at:
+        return 0
+    file.seek(at - 1)
+    while more := file.read(block):
+        if (found := more.find(b"\n")) >= 0:
+            return at + found
+        at, block = at + len(more), block * 2
+    return at - 1
 
 
 def _kind(value: object) -> str:

@@ -21,3 +21,11 @@ class Failure(NamedTuple):
         if isinstance(self.state, str):
             raise StateError(f"no checkpoint can be made of a stream that has ended {self.state}: {self.error}")
         return self.state
+
+
+def in_mid_step(step: int, local_batches: int, waiting: int) -> StateError:
+    """A checkpoint was asked for between two local batches of a step, of which ``waiting`` are to come."""
+    return StateError(
+        f"a checkpoint was asked for in the middle of step {step}: {local_batches - waiting} of its {local_batches} "
+        "local batches were handed out. Save after the last one, when the step is complete."
+    )

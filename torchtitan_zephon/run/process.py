@@ -34,7 +34,6 @@ from ..program import Program
 from ..read.records import Function
 from ..records import Batch, Figures, Rows
 from ..state import Snapshot
-from .count import count_sequences
 from .failure import DIED, Failure
 from .messages import Ended, Failed, FromLoader, Ready, Said, Save, Saved, Setup, Taken
 from .ring import allocate
@@ -89,11 +88,8 @@ class ProcessStream(RankStream):
 
     def _start_child(self) -> Child:
         """Measure and count here, where both are kept for the next child; the child begins where this stream stands."""
-        program, counts = self.program, None
-        if self._tokens_per_mib is None:
-            self._tokens_per_mib = program.measure()
-        if not program.recipe.repeat:
-            counts = count_sequences(program, self._tokens_per_mib, self.settings.workers)
+        program = self.program
+        self._measure()
         setup = Setup(
             recipe=program.recipe,
             seq_len=program.seq_len,
@@ -102,7 +98,6 @@ class ProcessStream(RankStream):
             layout=self.layout,
             settings=self.settings,
             state=self.snapshot().encode(),
-            counts=counts,
         )
         return Child(setup)
 
