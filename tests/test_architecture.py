@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "plan": {"plan", "errors"},
     "ops": {"ops", "records", "cache", "plan.keyed", "errors"},
     "read": {"read", "records", "errors", "plan.chunking"},
-    "state": {"plan", "records", "errors"},
+    "sealed": {"errors"},
+    "state": {"plan", "sealed", "records", "errors"},
     "lane": {"plan", "ops", "state", "records", "errors"},
     "ledger": {"plan.layout", "errors"},
     "program": {"cache", "config", "plan", "ops", "read", "lane", "state", "records", "errors"},
@@ -41,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
         "program",
         "lane",
         "ledger",
+        "sealed",
         "state",
         "records",
         "errors",
@@ -66,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
 TORCH = {"torch", "torchtitan", "torchdata", "tyro", "spmd_types"}
 # `torch_dataset` is the adapter for torch without TorchTitan; `__init__` does not import it.
 MAY_IMPORT_TORCH = ("titan", "torch_dataset")
-PURE = ("plan", "ops", "lane", "state", "records")
+PURE = ("plan", "ops", "lane", "sealed", "state", "records")
 IMPURE_MODULES = {"random", "time", "datetime", "secrets", "uuid", "threading", "socket", "multiprocessing"}
 
 # file or function or class: its number today
