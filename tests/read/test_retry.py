@@ -15,6 +15,7 @@ import pytest
 
 from tests.faults import needs_cc, with_faults
 from tests.scenarios import texts_of, tokenizer_folder, write_jsonl, write_parquet
+from torchtitan_zephon import SourceError
 from torchtitan_zephon.read import retry
 from torchtitan_zephon.read.retry import transient, with_retries
 from torchtitan_zephon.run.pool import Pool
@@ -69,6 +70,26 @@ def test_what_is_no_fault_of_the_file_system_is_raised_at_once() -> None:
         with pytest.raises(type(error)):
             with_retries(read, FILE, "")
         assert read.tries == 1
+
+
+def source_error(cause: BaseException | None) -> SourceError:
+    error = SourceError("source 'x': cannot be read")
+    error.__cause__ = cause
+    return error
+
+
+def test_a_fault_that_has_become_an_error_of_its_source_is_tried_again_as_well() -> None:
+    fault = OSError(errno.EIO, "")
+    read = Failing(source_error(fault), source_error(fault))
+    assert with_retries(read, FILE, "") == 7
+    with pytest.raises(SourceError, match=r"source 'x': cannot be read \(on each of 5 tries in 0.1 s\)") as error:
+        with_retries(Failing(*(source_error(fault) for _ in range(5))), FILE, "")
+    assert error.value.__cause__ is fault
+    for cause in (None, OSError(errno.ENOENT, ""), ValueError("[errno 5]")):
+        lasting = Failing(source_error(cause))
+        with pytest.raises(SourceError, match=r"cannot be read$"):
+            with_retries(lasting, FILE, "")
+        assert lasting.tries == 1
 
 
 def test_a_fault_of_another_kind_behind_one_that_may_pass_is_raised_as_it_is() -> None:
@@ -130,6 +151,7 @@ logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdo
 from tests.faults import fail
 from tests.scenarios import row_bytes, small_pipeline
 from torchtitan_zephon import ZephonError
+from torchtitan_zephon import SourceError
 from torchtitan_zephon.read import retry
 retry.WAITS_S = (0.01, 0.02, 0.03, 0.04)
 pipeline = small_pipeline({"news": sys.argv[1]}, tokenizer=sys.argv[2], workers=1)

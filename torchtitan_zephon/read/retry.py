@@ -23,6 +23,8 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from ..errors import SourceError
+
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -53,18 +55,20 @@ _worker = threading.local()
 def with_retries(call: Callable[[], T], path: Path, place: str) -> T:
     """``call()``, tried again after a fault that may pass; ``place`` and ``path`` say in the log what is read.
 
-    ``call`` opens the file anew each time: a handle that went stale stays so. Raises the last fault as an ``OSError``
-    that says how often it was tried, and any other error as it is.
+    ``call`` opens the file anew each time: a handle that went stale stays so. Raises the last fault with the number of
+    tries, as an ``OSError`` or as the ``SourceError`` that ``call`` made of it; and any other error as it is.
     """
     waits = iter(WAITS_S)
     while True:
         try:
             return call()
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, SourceError) as error:
             if (number := transient(error)) is None:
                 raise
             if (wait := next(waits, None)) is None:
                 tries = f"on each of {len(WAITS_S) + 1} tries in {sum(WAITS_S):g} s"
+                if isinstance(error, SourceError):
+                    raise SourceError(f"{error} ({tries})") from error.__cause__
                 raise OSError(number, f"{_text(number)}, {tries}", str(path)) from error
             _say(path, place, number)
             if not _wait(wait):
@@ -73,8 +77,11 @@ def with_retries(call: Callable[[], T], path: Path, place: str) -> T:
 
 def transient(error: BaseException) -> int | None:
     """The number of a fault that may pass by itself, or None. Arrow has it in the error, or only in its text."""
-    number = getattr(error, "errno", None)
-    if number is None and (found := re.search(r"\[errno (\d+)\]", str(error), re.IGNORECASE)):
+    fault = error.__cause__ if isinstance(error, SourceError) else error
+    if not isinstance(fault, (OSError, pa.ArrowException)):
+        return None
+    number = getattr(fault, "errno", None)
+    if number is None and (found := re.search(r"\[errno (\d+)\]", str(fault), re.IGNORECASE)):
         number = int(found[1])
     return number if number in _TRANSIENT else None
 
