@@ -92,6 +92,22 @@ def test_a_fault_that_has_become_an_error_of_its_source_is_tried_again_as_well()
         assert lasting.tries == 1
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_read_within_a_read_is_given_up_once(wrapped: bool) -> None:
+    fault = OSError(errno.EIO, "")
+    read = Failing(*(source_error(fault) if wrapped else fault for _ in range(99)))
+
+    def inner() -> int:
+        try:
+            return with_retries(read, FILE, "inner")
+        except OSError as error:
+            raise source_error(error) from error
+
+    with pytest.raises(SourceError):
+        with_retries(inner, FILE, "outer")
+    assert read.tries == 5
+
+
 def test_a_fault_of_another_kind_behind_one_that_may_pass_is_raised_as_it_is() -> None:
     read = Failing(OSError(errno.EIO, ""), FileNotFoundError(errno.ENOENT, "gone"))
     with pytest.raises(FileNotFoundError, match="gone"):

@@ -66,19 +66,26 @@ def with_retries(call: Callable[[], T], path: Path, place: str) -> T:
             if (number := transient(error)) is None:
                 raise
             if (wait := next(waits, None)) is None:
-                tries = f"on each of {len(WAITS_S) + 1} tries in {sum(WAITS_S):g} s"
-                if isinstance(error, SourceError):
-                    raise SourceError(f"{error} ({tries})") from error.__cause__
-                raise OSError(number, f"{_text(number)}, {tries}", str(path)) from error
+                raise _given_up(error, number, path) from (error.__cause__ or error)
             _say(path, place, number)
             if not _wait(wait):
                 raise
 
 
+def _given_up(error: Exception, number: int, path: Path) -> Exception:
+    """``error`` with the tries, marked so that a read around this one does not try them all again."""
+    tries = f"on each of {len(WAITS_S) + 1} tries in {sum(WAITS_S):g} s"
+    last: Exception = OSError(number, f"{_text(number)}, {tries}", str(path))
+    if isinstance(error, SourceError):
+        last = SourceError(f"{error} ({tries})")
+    last.__dict__["given_up"] = True
+    return last
+
+
 def transient(error: BaseException) -> int | None:
     """The number of a fault that may pass by itself, or None. Arrow has it in the error, or only in its text."""
     fault = error.__cause__ if isinstance(error, SourceError) else error
-    if not isinstance(fault, (OSError, pa.ArrowException)):
+    if not isinstance(fault, (OSError, pa.ArrowException)) or "given_up" in error.__dict__ | fault.__dict__:
         return None
     number = getattr(fault, "errno", None)
     if number is None and (found := re.search(r"\[errno (\d+)\]", str(fault), re.IGNORECASE)):
