@@ -285,7 +285,7 @@ def _chunk_bytes(source: Source, table: ChunkTable) -> np.ndarray:
     """Planned bytes of every chunk of one epoch, int64 [chunks]; as they are found to be, where the source is small."""
     borders = [table.borders(piece) for piece in range(len(table.chunks))]
     if int(table.pieces.sizes.sum()) <= WEIGHED_BYTES:
-        return np.concatenate([source.reader.weigh(piece, b) for piece, b in enumerate(borders)])
+        return np.concatenate([source.weigh(piece, b) for piece, b in enumerate(borders)])
     sizes, units = table.pieces.sizes, table.pieces.units
     return np.concatenate([np.diff(b) * sizes[p] // max(1, units[p]) for p, b in enumerate(borders)])
 

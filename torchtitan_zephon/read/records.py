@@ -65,6 +65,19 @@ class Source:
         path = self.reader.manifest.path(self.reader.shard_of(chunk.piece))
         return f"source {self.name!r}, file {str(path)!r}, {self.reader.span(chunk)}"
 
+    def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
+        """The units of whole records: from the one that holds ``unit`` on, ``num_bytes`` or more of them."""
+        with self._errors_of(self.reader.shard_of(piece)):
+            return self.reader.around(piece, unit, num_bytes)
+
+    def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
+        """Planned bytes of what begins in each range [borders[i], borders[i + 1]) of ``piece``, int64 [ranges].
+
+        Bytes of lines (JSONL), or of text or ids (Parquet), by looking and not by the mean of the piece.
+        """
+        with self._errors_of(self.reader.shard_of(piece)):
+            return self.reader.weigh(piece, borders)
+
     def texts(self, chunk: Chunk, functions: tuple[Function, ...]) -> Texts:
         """The texts of ``chunk`` after the user's functions, in file order."""
         shard = self.reader.shard_of(chunk.piece)
