@@ -224,6 +224,7 @@ def test_a_field_of_the_wrong_type_is_refused_by_name_and_type(kind: str, field:
         ("lane", "format", 0),
         ("stream", "tokens_per_mib", "abc"),
         ("stream", "tokens_per_mib", ["a"]),
+        ("stream", "pass_sequences", [-1]),
         ("stream", "first_step", -1),
         ("stream", "first_step", True),
         ("stream", "lane_sequences", -1),
@@ -315,9 +316,10 @@ def test_no_other_container_of_bytes_is_taken(kind: str) -> None:
             decode(kind, other)
 
 
-def test_a_tokens_per_mib_that_is_a_number_is_refused_by_name() -> None:
-    with pytest.raises(StateError, match="tokens_per_mib"):
-        decode_stream(sealed("stream", {**VALUES["stream"], "tokens_per_mib": 7}))
+@pytest.mark.parametrize("field", ["tokens_per_mib", "pass_sequences"])
+def test_numbers_of_all_sources_or_lanes_that_are_one_number_are_refused_by_name(field: str) -> None:
+    with pytest.raises(StateError, match=field):
+        decode_stream(sealed("stream", {**VALUES["stream"], field: 7}))
 
 
 @pytest.mark.parametrize(
@@ -402,7 +404,7 @@ def test_nothing_is_unpickled() -> None:
 
 
 @pytest.mark.parametrize("kind", VALUES)
-@pytest.mark.parametrize("other", [1, 2, 3, 2**40])
+@pytest.mark.parametrize("other", [1, 2, 3, 5, 2**40])
 def test_another_format_is_refused_with_the_way_out_even_if_its_fields_are_unknown(kind: str, other: int) -> None:
     assert FORMAT == 4
     refusal = rf"^{NAMES[kind]} has format {other}; .* reads format 4\. Install the version that wrote it\."

@@ -21,8 +21,8 @@ from .read.records import Source
 
 RECORD_BYTES = 2048
 """Least planned bytes read at a place: whole records, beginning with the one that holds it."""
-LARGE_PART = 0.1
-"""A record that is more of its source is pointed out."""
+LARGE_PART, LARGE_RECORD_BYTES = 0.1, 256 * 1024
+"""A record that is a larger part of its source, and larger than a chunk, is pointed out."""
 LARGE_ERROR = 0.05
 """An estimate with a larger error is pointed out."""
 
@@ -32,7 +32,7 @@ Count = Callable[[list[Chunk]], list[tuple[float, float]]]
 
 class Estimate(NamedTuple):
     """``tokens_per_mib`` of planned bytes. ``error``: two standard errors, relative. ``largest_record``: what
-    part of the source one record is, as far as seen; 0 if no record was met twice."""
+    part of the source the largest record at a place is; 0 if it is no larger than a chunk."""
 
     tokens_per_mib: int
     error: float
@@ -90,7 +90,7 @@ def estimate(s: int, source: Source, estimate_bytes: int, count: Count) -> Estim
     return Estimate(
         tokens_per_mib=max(1, round(mean * 2**20)),
         error=2 * spread / mean,
-        largest_record=max(held) / len(each) if max(held) > 1 else 0.0,
+        largest_record=float(planned.max() / pieces.sizes.sum()) if planned.max() > LARGE_RECORD_BYTES else 0.0,
     )
 
 

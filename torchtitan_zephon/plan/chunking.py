@@ -38,15 +38,15 @@ class Chunk(NamedTuple):
     num_bytes: int
 
     def parts(self, numerator: int, denominator: int) -> tuple[Chunk, ...]:
-        """The last ``numerator`` / ``denominator`` of the chunk, then what is before it; whole if it cannot be cut."""
+        """The first ``numerator`` / ``denominator`` of the chunk, then its rest; whole if it cannot be cut."""
         units = self.stop - self.start
-        middle = self.stop - max(1, units * numerator // denominator)
-        if not self.start < middle < self.stop:
+        middle = self.start + max(1, units * numerator // denominator)
+        if middle >= self.stop:
             return (self,)
-        behind = self.num_bytes * (self.stop - middle) // units
+        first = self.num_bytes * (middle - self.start) // units
         return (
-            self._replace(start=middle, num_bytes=behind),
-            self._replace(stop=middle, num_bytes=self.num_bytes - behind),
+            self._replace(stop=middle, num_bytes=first),
+            self._replace(start=middle, num_bytes=self.num_bytes - first),
         )
 
 

@@ -5,8 +5,8 @@ scheduled). What flows out: the next chunk and the cursor after it. No reading h
 job can be planned on paper.
 
 Which runs of a source are the lane's own is said by ``Endless`` (a repeating stream) or ``Dealt``
-(one pass). The lane's first chunk is taken in two parts, as if the lane had been under way before:
-see ``mixture.Begin``.
+(one pass). The lane's first chunk is taken in two parts, so that the lane begins as one that has been
+under way: see ``mixture.Begin``.
 """
 
 from __future__ import annotations

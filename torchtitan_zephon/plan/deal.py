@@ -54,10 +54,11 @@ def deal(tokens: Sequence[np.ndarray], lanes: int, offsets: Sequence[int]) -> li
     blocks = [(s, begin) for s, t in enumerate(tokens) for begin in range(0, len(t), lanes)]
     blocks.sort(key=lambda b: (-int(tokens[b[0]][b[1] : b[1] + lanes].max()), b))
     held = np.zeros(lanes, np.int64)
-    for s, begin in blocks:
+    for turn, (s, begin) in enumerate(blocks):
         block = tokens[s][begin : begin + lanes]
         heaviest_first = np.argsort(-block, kind="stable")
-        least_first = np.lexsort(((np.arange(lanes) - offsets[s]) % lanes, held))[: len(block)]
+        among_equals = (np.arange(lanes) - offsets[s]) % lanes * (-1) ** turn  # back and forth: no lane is always first
+        least_first = np.lexsort((among_equals, held))[: len(block)]
         owners[s][begin + heaviest_first] = least_first
         held[least_first] += block[heaviest_first]
     if sum(map(len, tokens)) <= LEVELLED_CHUNKS:

@@ -60,9 +60,10 @@ def integer_weights(weights: Mapping[str, float]) -> tuple[int, ...]:
 
 
 class Begin(NamedTuple):
-    """What a lane begins with: the rest of a chunk of ``source``, ``numerator`` / ``denominator`` of it.
+    """What a lane begins with: a part of a chunk of ``source``, its first ``numerator`` / ``denominator``.
 
-    The part before it, which a lane under way would have delivered already, is the source's next chunk.
+    It is as much as a lane that has been under way would still have to deliver of the chunk at hand. The rest of the
+    chunk is the source's next, so the order within a source is not changed.
     """
 
     source: int
@@ -71,7 +72,7 @@ class Begin(NamedTuple):
 
 
 def lane_begin(seed: int, weights: Sequence[int], lane: int, lanes: int) -> Begin:
-    """How ``lane`` begins: the lanes' sources are spread evenly over the weights, their rests evenly over a chunk.
+    """How ``lane`` begins: the lanes' sources are spread evenly over the weights, their parts evenly over a chunk.
 
     A lane under way is inside a chunk of a source for the source's share of the time, and anywhere in the
     chunk. With three sources of .5, .3, .2 and 16 lanes 8, 5 and 3 lanes begin with them. Measured there, chunks of
@@ -83,7 +84,7 @@ def lane_begin(seed: int, weights: Sequence[int], lane: int, lanes: int) -> Begi
     while point >= weights[source]:
         point -= weights[source]
         source += 1
-    return Begin(source, 2 * keyed.permute(keyed.key(seed, "rest"), lane, lanes) + 1, 2 * lanes)
+    return Begin(source, 2 * keyed.permute(keyed.key(seed, "part"), lane, lanes) + 1, 2 * lanes)
 
 
 def lane_phases(
@@ -91,9 +92,9 @@ def lane_phases(
 ) -> tuple[int, ...]:
     """Each source's head start in ``lane``, in tokens.
 
-    For every source the lanes' head starts are (k + 1/2) / lanes of its typical chunk, in a keyed order. For the
-    source that the lane begins with it is what the others were owed while the chunk's first part was delivered:
-    that part times (1 - share).
+    For every source the lanes' head starts are (k + 1/2) / lanes of its typical chunk, in a keyed order. The source
+    that the lane begins with is ahead by what the others are owed for the part of the chunk that the lane would have
+    delivered before: that part times (1 - share).
     """
     phases = [
         (2 * keyed.permute(keyed.key(seed, "phase", name), lane, lanes) + 1) * typical // (2 * lanes)

@@ -8,8 +8,8 @@ orjson: strict JSON, 260 MB a CPU second, and the exact place of a bad line is k
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import BinaryIO, TypeVar
+from io import SEEK_END, FileIO
+from pathlib import Path
 
 import numpy as np
 import orjson
@@ -20,11 +20,10 @@ from ..plan.chunking import Chunk, Pieces
 from ..records import Record
 from . import BadRecord
 from .files import Manifest
-from .retry import with_retries
 
-T = TypeVar("T")
 _BOM = b"\xef\xbb\xbf"
 _READ_ON_BYTES = 64 * 1024
+_LOOK_BYTES = 4096
 
 
 class JsonlReader:
@@ -50,9 +49,7 @@ class JsonlReader:
         Blank lines are no records. Raises ``BadRecord`` with the byte offset of a malformed line.
         """
         shard = self.manifest.shards[chunk.piece]
-        data, at = self._read(
-            chunk.piece, lambda f: _lines(f, chunk.start, chunk.stop, shard.num_bytes), self.span(chunk)
-        )
+        data, at = _lines(self.manifest.path(chunk.piece), chunk.start, chunk.stop, shard.num_bytes)
         records: list[Record] = []
         places: list[int] = []
         for line in data.split(b"\n"):
@@ -76,34 +73,27 @@ class JsonlReader:
 
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The byte range of whole lines: from the one that holds byte ``unit`` on, ``num_bytes`` or more of them."""
-
-        def lines(f: BinaryIO) -> tuple[int, int]:
-            start = _line_holding(f, unit)
-            return start, _line_behind(f, min(max(unit + 1, start + num_bytes), self.manifest.shards[piece].num_bytes))
-
-        return self._read(piece, lines, f"the lines at byte {unit:,}")
-
-    def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
-        """Bytes of the lines whose first byte lies in each [borders[i], borders[i + 1]), int64 [n]."""
-
-        def lines(f: BinaryIO) -> np.ndarray:
-            return np.diff([_line_behind(f, int(border)) for border in borders])
-
-        return self._read(piece, lines, "the ends of lines")
-
-    def _read(self, shard: int, read: Callable[[BinaryIO], T], what: str) -> T:
-        """``read`` of an open shard."""
-        path = self.manifest.path(shard)
-
-        def opened() -> T:
-            with open(path, "rb") as f:
-                return read(f)
-
-        return with_retries(opened, path, what)
+        size = self.manifest.shards[piece].num_bytes
+        with open(self.manifest.path(piece), "rb", buffering=0) as file:
+            start = _line_holding(file, unit)
+            return start, _line_start(file, min(max(unit + 1, start + num_bytes), size), size)
 
     def read_ids(self, chunk: Chunk) -> tuple[list[pa.Array], np.ndarray]:
         """Not offered: lists of numbers in JSON are no fast way to hold tokens."""
         raise AssertionError("a JSONL source holds text")
+
+    def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
+        """Bytes of the lines whose first byte lies in [borders[i], borders[i + 1]); int64 [ranges].
+
+        ``borders`` do not fall. Only the file's bytes from a border to the next line end are read.
+        """
+        starts, start = [], 0
+        with open(self.manifest.path(piece), "rb", buffering=0) as file:
+            for border in borders.tolist():
+                if border > start:  # else no line begins from the border before to `start`
+                    start = _line_start(file, border, self.manifest.shards[piece].num_bytes)
+                starts.append(start)
+        return np.diff(np.array(starts, dtype=np.int64))
 
     def span(self, chunk: Chunk) -> str:
         """In words, where in its shard a chunk lies."""
@@ -114,33 +104,31 @@ class JsonlReader:
         return f"line at byte {place}"
 
 
-def _lines(f: BinaryIO, start: int, stop: int, size: int) -> tuple[bytes, int]:
+def _lines(path: Path, start: int, stop: int, size: int) -> tuple[bytes, int]:
     """The whole lines whose first byte lies in [start, stop), and the offset of the first."""
-    begin = max(start - 1, 0)
-    f.seek(begin)
-    data = f.read(stop - begin)
-    if len(data) < stop - begin:
-        raise SourceError(
-            f"{f.name!r} ends at byte {begin + len(data)}, but had {size} bytes when the job "
-            "began: the file was changed or cut while the job runs."
-        )
-    skip = 0
-    if start:
-        skip = data.find(b"\n") + 1
-        if not skip or skip == len(data):  # no line begins in this chunk
-            return b"", start
-    parts = [data[skip:]]
-    at_end = data.endswith(b"\n")
-    block = _READ_ON_BYTES
-    while not at_end and (more := f.read(block)):
-        end = more.find(b"\n")
-        at_end = end >= 0
-        parts.append(more[:end] if at_end else more)
-        block *= 2
+    with open(path, "rb") as f:
+        begin = max(start - 1, 0)
+        f.seek(begin)
+        data = f.read(stop - begin)
+        if len(data) < stop - begin:
+            raise _cut(path, begin + len(data), size)
+        skip = 0
+        if start:
+            skip = data.find(b"\n") + 1
+            if not skip or skip == len(data):  # no line begins in this chunk
+                return b"", start
+        parts = [data[skip:]]
+        at_end = data.endswith(b"\n")
+        block = _READ_ON_BYTES
+        while not at_end and (more := f.read(block)):
+            end = more.find(b"\n")
+            at_end = end >= 0
+            parts.append(more[:end] if at_end else more)
+            block *= 2
     return b"".join(parts), begin + skip
 
 
-def _line_holding(file: BinaryIO, at: int) -> int:
+def _line_holding(file: FileIO, at: int) -> int:
     """The first byte of the line that holds byte ``at``."""
     block, end = _READ_ON_BYTES, at
     while end:
@@ -152,17 +140,25 @@ def _line_holding(file: BinaryIO, at: int) -> int:
     return 0
 
 
-def _line_behind(file: BinaryIO, at: int) -> int:
-    """The first byte of the first line that begins at ``at`` or behind it; the end of the file if there is none."""
-    block, at = 4096, max(at, 0)
-    if not at:
-        return 0
-    file.seek(at - 1)
-    while more := file.read(block):
-        if (found := more.find(b"\n")) >= 0:
-            return at + found
-        at, block = at + len(more), block * 2
-    return at - 1
+def _line_start(file: FileIO, border: int, size: int) -> int:
+    """Where the first line begins at or behind ``border`` > 0; ``size`` if there is none."""
+    at, block = border - 1, _LOOK_BYTES
+    file.seek(at)
+    while data := file.read(block):
+        if (end := data.find(b"\n")) >= 0:
+            return min(at + end + 1, size)
+        at += len(data)
+        block = min(2 * block, _READ_ON_BYTES)
+    if (end := file.seek(0, SEEK_END)) < size:
+        raise _cut(Path(file.name), end, size)
+    return size
+
+
+def _cut(path: Path, end: int, size: int) -> SourceError:
+    return SourceError(
+        f"{str(path)!r} ends at byte {end}, but had {size} bytes when the job "
+        "began: the file was changed or cut while the job runs."
+    )
 
 
 def _kind(value: object) -> str:
