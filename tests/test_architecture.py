@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "plan": {"plan", "errors"},
     "ops": {"ops", "records", "cache", "plan.keyed", "errors"},
     "read": {"read", "records", "errors", "plan.chunking"},
-    "state": {"plan", "records", "errors"},
+    "sealed": {"errors"},
+    "state": {"plan", "sealed", "records", "errors"},
     "lane": {"plan", "ops", "state", "records", "errors"},
     "ledger": {"plan.layout", "errors"},
     "estimate": {"plan", "read", "errors"},
@@ -37,10 +38,12 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "ops.tokenize",
         "read.records",
+        "read.retry",  # a worker that waits to read again must know when its pool ends
         "plan",
         "program",
         "lane",
         "ledger",
+        "sealed",
         "state",
         "records",
         "errors",
@@ -66,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
 TORCH = {"torch", "torchtitan", "torchdata", "tyro", "spmd_types"}
 # `torch_dataset` is the adapter for torch without TorchTitan; `__init__` does not import it.
 MAY_IMPORT_TORCH = ("titan", "torch_dataset")
-PURE = ("plan", "ops", "lane", "state", "records")
+PURE = ("plan", "ops", "lane", "sealed", "state", "records")
 IMPURE_MODULES = {"random", "time", "datetime", "secrets", "uuid", "threading", "socket", "multiprocessing"}
 
 # file or function or class: its number today

@@ -186,12 +186,12 @@ def edited(state: dict[str, Any], lane: int, **changes: Any) -> dict[str, Any]:
         (lambda s: edited(s, 1, raw=s["lane"]["00002"]), "says it belongs to lane 2"),
         (lambda s: edited(s, 1, raw=7), "is a int, not bytes"),
         (
-            lambda s: {**s, "stream": s["stream"].replace(b'"format":3', b'"format":9')},
-            "the loader state has format 9; .* reads format 3",
+            lambda s: {**s, "stream": s["stream"].replace(b'"format":4', b'"format":9')},
+            "the loader state has format 9; .* reads format 4",
         ),
         (
-            lambda s: edited(s, 1, raw=s["lane"]["00001"].replace(b'"format":3', b'"format":1')),
-            "the state of lane 1 has format 1; .* reads format 3",
+            lambda s: edited(s, 1, raw=s["lane"]["00001"].replace(b'"format":4', b'"format":1')),
+            "the state of lane 1 has format 1; .* reads format 4",
         ),
     ],
 )

@@ -74,7 +74,7 @@ def estimate(s: int, source: Source, estimate_bytes: int, count: Count) -> Estim
         if ranges and ranges[-1].piece == piece and unit < ranges[-1].stop:  # the same record once more
             held[-1] += 1
             continue
-        start, stop = source.reader.around(piece, unit, RECORD_BYTES)
+        start, stop = source.around(piece, unit, RECORD_BYTES)
         ranges.append(Chunk(s, 0, len(ranges), piece, start, stop, 0))
         held.append(1)
     planned = np.maximum(1, _planned_bytes(source, ranges))
@@ -100,5 +100,5 @@ def _planned_bytes(source: Source, ranges: list[Chunk]) -> np.ndarray:
     pieces = np.array([chunk.piece for chunk in ranges])
     for piece in np.unique(pieces).tolist():
         borders = np.array([(chunk.start, chunk.stop) for chunk in ranges if chunk.piece == piece], np.int64).ravel()
-        found.append(source.reader.weigh(piece, borders)[::2])
+        found.append(source.weigh(piece, borders)[::2])
     return np.concatenate(found)

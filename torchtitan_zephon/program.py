@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .cache import cached
+from .cache import cached, counts_of
 from .config import Recipe
 from .errors import ConfigError
 from .estimate import Estimate, estimate
@@ -123,7 +123,8 @@ class Program:
         how = [fast.versions(self.tokenize.backend), STREAM_FORMAT, self.recipe.label_shift]
         key = [self.tokenize.spec.identity, *how, digest.hexdigest()]
         parts = [texts.num_characters / max(1, cut.num_characters) for texts, cut in zip(whole, samples, strict=True)]
-        found = cached("estimate", key, tokenized)
+        sizes = [cut.num_characters + len(cut.texts) for cut in samples]
+        found = cached("estimate", key, tokenized, counts_of(sizes))
         return [(tokens * part, inputs * part) for (tokens, inputs), part in zip(found, parts, strict=True)]
 
     def lanes(self, numbers: Iterable[int], tokens_per_mib: Seq[int]) -> dict[int, LaneProgram]:
@@ -284,7 +285,7 @@ def _chunk_bytes(source: Source, table: ChunkTable) -> np.ndarray:
     """Planned bytes of every chunk of one epoch, int64 [chunks]; as they are found to be, where the source is small."""
     borders = [table.borders(piece) for piece in range(len(table.chunks))]
     if int(table.pieces.sizes.sum()) <= WEIGHED_BYTES:
-        return np.concatenate([source.reader.weigh(piece, b) for piece, b in enumerate(borders)])
+        return np.concatenate([source.weigh(piece, b) for piece, b in enumerate(borders)])
     sizes, units = table.pieces.sizes, table.pieces.units
     return np.concatenate([np.diff(b) * sizes[p] // max(1, units[p]) for p, b in enumerate(borders)])
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..cache import cached
+from ..cache import cached, is_line
 from ..errors import TokenizerError
 from ..records import Ids, Texts, Tokens
 from . import fast
@@ -159,7 +159,7 @@ class Tokenize:
         except TokenizerError as error:
             return None, str(error)
         key = [fast.versions("fastokens"), fast.CHECK_VERSION, self.spec.identity["sha256"], self._plain]
-        why = cached("tokenizer", key, lambda: fast.self_check(encoder, self._tokenizer, self._reference))
+        why = cached("tokenizer", key, lambda: fast.self_check(encoder, self._tokenizer, self._reference), is_line)
         return (encoder, "") if why == "" else (None, f"fastokens is not used: {why}")
 
     def largest_id(self) -> int:
