@@ -12,8 +12,9 @@ import pytest
 
 from tests.scenarios import small_pipeline, write_jsonl
 from torchtitan_zephon import ConfigError, Recipe, RunSettings, SourceConfig, load_recipe
-from torchtitan_zephon.config import anchor_paths, coerce, from_table, load_toml
+from torchtitan_zephon.config import coerce, from_table
 from torchtitan_zephon.errors import nearest
+from torchtitan_zephon.toml_files import Origin, anchor_paths, load_toml
 
 # A value of each key that is not its default; a key without one fails the tests below.
 OTHER: dict[type, dict[str, Any]] = {
@@ -246,8 +247,8 @@ def test_the_paths_in_a_recipe_file_are_relative_to_it(tmp_path: Path, monkeypat
     file = tmp_path / "configs" / "r.toml"
     file.parent.mkdir()
     file.write_text(
-        'lanes = 4\n[sources.a]\npath = "../data/a"\n[sources.b]\npath = "/data/b"\nweight = 3\n'
-        '[sources.c]\npath = "hf://c"\n[sources.d]\npath = "~/d"\n',
+        'lanes = 4\n[sources.a]\npath = "../data/a"\nweight = 1\n[sources.b]\npath = "/data/b"\nweight = 3\n'
+        '[sources.c]\npath = "hf://c"\nweight = 1\n[sources.d]\npath = "~/d"\nweight = 1\n',
         "utf-8",
     )
     recipe = load_recipe(file)
@@ -262,8 +263,8 @@ def test_the_paths_in_a_recipe_file_are_relative_to_it(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("table", [{}, {"sources": 3}, {"sources": {"a": 3}}, {"sources": {"a": {"path": 3}}}], ids=str)
-def test_what_is_no_source_table_is_left_for_the_check_to_refuse(table: dict[str, Any], tmp_path: Path) -> None:
-    assert anchor_paths(table, tmp_path) == table
+def test_what_is_no_source_table_is_left_for_the_check_to_refuse(table: dict[str, Any]) -> None:
+    assert anchor_paths(table, Origin.command_line()) == table
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from torchtitan.train import Trainer
 
 from ..config import Recipe, RunSettings
 from ..errors import ConfigError, TokenizerError, nearest
+from ..toml_files import Origin
 from . import STOCK, cpu
 from .checkpoint import Restart
 from .feed import Feed
@@ -178,7 +179,7 @@ def job_of(config: Any) -> Job:
     stated = {k: v for k, v in vars(table).items() if v not in (None, {})}
     file = Path(config.job.config_file or "job.toml")
     sections = {k: v for k, v in dataclasses.asdict(config).items() if k != "zephon"}
-    config.zephon_job = build_job(file, sections, anchored(stated, file.resolve().parent), STOCK["0.2.2"])
+    config.zephon_job = build_job(file, sections, anchored(stated, Origin.file(file)), STOCK["0.2.2"])
     found: Job = config.zephon_job
     return found
 
