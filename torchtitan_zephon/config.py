@@ -310,7 +310,7 @@ def recipe_table(path: str | Path) -> dict[str, Any]:
     table = load_toml(path)
     if any(isinstance(table.get(name), Mapping) for name in JOB_TABLES):
         raise ConfigError(
-            f"{str(path)!r} is a job, not a recipe: it has sections, where a recipe has the keys of [zephon] at its top "
+            f"{str(path)!r} is a job, not a recipe: it has sections, and a recipe has the keys of [zephon] at its top "
             f"level. To look at a job: torchtitan-zephon explain {path}, or check {path}. To train it: torchrun ... "
             f"-m torchtitan_zephon.train --job.config_file {path}."
         )

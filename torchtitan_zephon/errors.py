@@ -31,7 +31,9 @@ class ConfigError(ZephonError):
     """A setting that cannot work, or a key that does not exist; ``ConfigError(a, b)`` tells of two such problems."""
 
     def __str__(self) -> str:
-        return str(self.args[0]) if len(self.args) == 1 else f"there are {len(self.args)} problems.{numbered(self.args)}"
+        return (
+            str(self.args[0]) if len(self.args) == 1 else f"there are {len(self.args)} problems.{numbered(self.args)}"
+        )
 
 
 class SourceError(ZephonError):

@@ -50,7 +50,9 @@ class Origin(NamedTuple):
     def command_line(cls) -> Origin:
         """In an override."""
         folder = Path.cwd()
-        return cls(folder, f"on the command line, where a relative path is relative to the working folder, {str(folder)!r}")
+        return cls(
+            folder, f"on the command line, where a relative path is relative to the working folder, {str(folder)!r}"
+        )
 
     def anchored(self, path: str) -> str:
         """``path``, made absolute unless it is remote."""

@@ -192,7 +192,8 @@ class RankStream:
     def _replay(self) -> None:
         """Read again what the trainer took of the segments at hand, all lanes in step, and compare."""
         total, done = sum(s.delivered for s in self._saved.values()), 0
-        show = time.monotonic() + SHOW_PROGRESS_S
+        began = time.monotonic()
+        show = began + SHOW_PROGRESS_S
         for i in range(max((s.delivered for s in self._saved.values()), default=0)):
             behind = [self._lanes[n] for n, saved in self._saved.items() if i < saved.delivered]
             self._active = behind  # the workers are for the lanes that still have far to go
@@ -206,6 +207,7 @@ class RankStream:
                 )
         for n, saved in self._saved.items():
             self._lanes[n].check_replay(saved)
+        say_restored(self._saved, time.monotonic() - began)
         self._saved = {}
 
     def _name(self) -> str:
@@ -317,3 +319,10 @@ class RankStream:
         self._ended, self._last_step, self._failure = False, None, None
         self._saved, self._tokens_per_mib = lanes, stream.tokens_per_mib
         self._step, self.first_step, self._lane_sequences = stream.step, stream.first_step, stream.lane_sequences
+
+
+def say_restored(saved: Mapping[int, LaneState], seconds: float) -> None:
+    """One line at the end of a restore from ``saved``, the lanes' states; none where a stream begins."""
+    if saved:
+        count = sum(state.delivered for state in saved.values())
+        logger.info("restored: %s sequences of %d lanes read again in %.1f s", f"{count:,}", len(saved), seconds)

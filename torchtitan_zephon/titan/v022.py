@@ -36,7 +36,7 @@ from torchtitan.tools.utils import device_type
 from torchtitan.train import Trainer
 
 from ..config import Recipe, RunSettings
-from ..errors import ConfigError, TokenizerError, nearest
+from ..errors import ConfigError, Problems, TokenizerError, nearest
 from ..toml_files import Origin
 from . import STOCK, cpu
 from .checkpoint import Restart
@@ -283,13 +283,15 @@ def train(config: Any) -> None:
 def build_config(job: Job) -> StockJobConfig:
     """The 0.2.2 configuration that ``job`` means; ``ConfigError`` for what 0.2.2 cannot do."""
     known = {f.name for f in dataclasses.fields(StockJobConfig)}
-    for section, table in job.sections.items():
-        if section not in known and table:
-            raise ConfigError(f"[{section}] is not in TorchTitan 0.2.2. Remove the section.")
     config = StockJobConfig()
+    problems = Problems()
     for section, table in job.sections.items():
         if section in known:
-            setattr(config, section, filled(getattr(config, section), table, section))
+            with problems:
+                setattr(config, section, filled(getattr(config, section), table, section))
+        elif table:
+            problems.note(f"[{section}] is not in TorchTitan 0.2.2. Remove the section.")
+    problems.refuse()
     stated = job.sections.get("validation", {})
     for key in ("seq_len", "local_batch_size"):  # as in 0.3.0, where they cannot differ
         if key not in stated:
