@@ -84,7 +84,7 @@ def _sources(recipe: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _weights(recipe: Mapping[str, Any]) -> dict[str, float]:
     """The normalised weights of a recipe's sources; only numbers, as a checkpoint may hold anything."""
-    weights = {name: source.get("weight") for name, source in _sources(recipe).items()}
+    weights: dict[str, Any] = {name: source.get("weight") for name, source in _sources(recipe).items()}
     return {n: float(w) for n, w in weights.items() if type(w) in (int, float) and math.isfinite(w) and 0 < w <= 1}
 
 

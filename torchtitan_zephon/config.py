@@ -300,6 +300,11 @@ JOB_TABLES = ("zephon", "model", "training", "job")
 """Tables of which every job has one, and a recipe none."""
 
 
+def is_job(table: Mapping[str, Any]) -> bool:
+    """Whether a TOML file is a job, and not a recipe."""
+    return any(isinstance(table.get(name), Mapping) for name in JOB_TABLES)
+
+
 def load_recipe(path: str | Path) -> Recipe:
     """A recipe from a ``configs/*.toml`` file: the keys of ``Recipe`` at top level."""
     return from_table(Recipe, recipe_table(path), str(path))
@@ -308,7 +313,7 @@ def load_recipe(path: str | Path) -> Recipe:
 def recipe_table(path: str | Path) -> dict[str, Any]:
     """The table of a recipe file, its source paths anchored. Raises ``ConfigError``, also for a job."""
     table = load_toml(path)
-    if any(isinstance(table.get(name), Mapping) for name in JOB_TABLES):
+    if is_job(table):
         raise ConfigError(
             f"{str(path)!r} is a job, not a recipe: it has sections, and a recipe has the keys of [zephon] at its top "
             f"level. To look at a job: torchtitan-zephon explain {path}, or check {path}. To train it: torchrun ... "

@@ -46,6 +46,8 @@ from .loader import DataMetrics, StreamLoader
 from .preflight import Reading, Start, preflight
 from .tables import filled
 
+cpu.check_entry_point()  # this import is the last thing that TorchTitan does before it asks for its device
+
 TABLES = ("sources", "validation")
 KEYS: dict[str, Any] = {
     **{k: v for cls in (Recipe, RunSettings) for k, v in typing.get_type_hints(cls).items() if k not in TABLES},

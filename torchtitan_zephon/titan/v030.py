@@ -167,6 +167,7 @@ def start_of(config: Trainer.Config, world_size: int) -> Start:
 
 def with_our_data(config: Trainer.Config) -> ZephonTrainer.Config:
     """TorchTitan's own configuration ``config`` with our loaders in it, still to be given a recipe."""
+    cpu.check_entry_point()
     loader = ZephonDataLoader.Config()
     validator = dataclasses.replace(config.validator, dataloader=ZephonDataLoader.Config())
     ours: ZephonTrainer.Config = derive(config, ZephonTrainer.Config, dataloader=loader, validator=validator)
@@ -183,6 +184,7 @@ def data(loader: BaseDataLoader.Config, *, recipe_file: str, global_batch_size: 
     the job, so ``global_batch_size`` must be training.global_batch_size, and what ``ZephonTrainer``
     checks before a model is built comes out when the loader is built or loads its state.
     """
+    cpu.check_entry_point()
     return ZephonDataLoader.Config(
         recipe_file=recipe_file, global_batch_size=global_batch_size, settings=RunSettings(**settings)
     )
