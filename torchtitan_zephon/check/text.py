@@ -117,7 +117,7 @@ def _degrees(degrees: Sequence[Degree], mesh: Mesh, batches: str, title: str) ->
 
 def _row(d: Degree) -> tuple[str, ...]:
     if d.problem is not None:
-        return (str(d.dp), str(d.gpus), *("",) * 5, f"does not fit: problem {d.number}")
+        return (str(d.dp), str(d.gpus), *("",) * 5, f"no: problem {d.number}")
     fewest, most = d.lanes
     return (
         str(d.dp),

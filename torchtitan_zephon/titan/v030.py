@@ -184,7 +184,6 @@ def data(loader: BaseDataLoader.Config, *, recipe_file: str, global_batch_size: 
     the job, so ``global_batch_size`` must be training.global_batch_size, and what ``ZephonTrainer``
     checks before a model is built comes out when the loader is built or loads its state.
     """
-    cpu.check_entry_point()
     return ZephonDataLoader.Config(
         recipe_file=recipe_file, global_batch_size=global_batch_size, settings=RunSettings(**settings)
     )
