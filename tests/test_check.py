@@ -383,7 +383,7 @@ def test_a_problem_of_training_and_validation_alike_is_told_once(job_file: Path)
     wrong = ("--model.hf_assets_path=nowhere", "--parallelism.data_parallel_shard_degree=4")
     report = report_of(validated(job_file, job_file.parent / "news"), "--validation.enable", *wrong, dp=[3])
     assert report.validation is not None and len(report.problems) == 2
-    assert report.train.degrees[0].number == report.validation.degrees[0].number == 1
+    assert report.train.misfits == report.validation.misfits == {3: 1}
 
 
 def test_the_checkpoint_place_of_a_job_that_has_not_begun_means_a_new_stream(

@@ -232,9 +232,6 @@ def test_the_jobs_other_sections_are_checked_by_the_installed_release(job_file: 
     assert report.release.unchecked is None and report.vocab_size == 2048
     assert f"{VERSION}, installed" in check_text(report)
     wrong = report_of(job_file, None, "--training.stepps", "20", "--model.flavor", "70C", "--metrics.log_freq", "often")
-    assert [re.split("[:=]", text)[0].strip() for text in wrong.problems] == [
-        *("model.flavor", "training.stepps", "metrics.log_freq"),
-    ] or not OLDER  # in the order in which the release takes the sections
     assert sorted(re.split("[:=]", text)[0].strip() for text in wrong.problems) == [
         *("metrics.log_freq", "model.flavor", "training.stepps"),
     ]
@@ -291,8 +288,9 @@ def test_every_field_that_differs_is_told_the_long_ones_on_lines_of_their_own(jo
         "tokenizer.sha256",
     ]
     text = check_text(report)
-    assert "    global_batch_size: 16 -> 32\n    seed: 5 -> 6\n" in text
-    assert "    tokenizer.sha256:\n        " in text and "\n     -> " in text
+    indent = " " * 8
+    assert f"\n{indent}global_batch_size: 16 -> 32\n{indent}seed: 5 -> 6\n" in text
+    assert re.search(rf"\n{indent}tokenizer.sha256:\n{indent}    \"\w{{64}}\"\n{indent} -> \"\w{{64}}\"\n", text)
     assert text.endswith("; cannot resume; 1 problem")
     words = " ".join(text.split())
     assert "To train on with a new stream: --checkpoint.exclude_from_loading dataloader." in words

@@ -116,19 +116,19 @@ def check(
         mesh = mesh_of(job)
         asked = asked or default_degrees(job, version, mesh)
         rows = [training_degree(job, version, mesh, dp) for dp in asked]
-    train = reading(job, version, job.recipe, told("does not fit", rows, {}, problems), vocab_size, problems)
-    validation = None
-    enabled = False
+    misfits = told("does not fit", rows, {}, problems)
+    train = reading(job, version, job.recipe, vocab_size, problems)
+    train = dataclasses.replace(train, degrees=tuple(rows), misfits=misfits)
+    validation, enabled, valid = None, False, []
     with problems:
-        enabled = job.validation is not None and stated(job, "validation", "enable")
-    if enabled:
-        recipe, known = job.recipe, {row.problem: row.number for row in train.degrees}
-        rows = []
+        enabled = stated(job, "validation", "enable")
+    if job.validation is not None and enabled:
         with problems:
-            recipe = validation_recipe(job)
-            rows = [validation_degree(job, version, mesh, dp) for dp in asked] if mesh is not None else []
-        rows = told("validation does not fit", rows, known, problems)
-        validation = reading(job, version, recipe, rows, vocab_size, problems)
+            valid = [validation_degree(job, version, mesh, dp) for dp in asked] if mesh is not None else []
+        known = {row.problem: misfits[row.dp] for row in rows if row.dp in misfits}
+        misfits = told("validation does not fit", valid, known, problems)
+        validation = reading(job, version, validation_recipe(job, job.validation), vocab_size, problems)
+        validation = dataclasses.replace(validation, degrees=tuple(valid), misfits=misfits)
     return Report(
         job=job,
         release=release,
@@ -141,22 +141,19 @@ def check(
     )
 
 
-def told(what: str, rows: Sequence[Degree], known: dict[str | None, int], problems: Problems) -> list[Degree]:
-    """``rows``, each that does not fit with the number of that problem; ``known``: numbers of problems told before."""
-    numbered = []
-    for row in rows:
-        if row.problem is not None:
-            text = f"{what} on {row.dp} data-parallel ranks: {row.problem}"
-            row = dataclasses.replace(row, number=known.get(row.problem) or problems.note(text))
-        numbered.append(row)
-    return numbered
+def told(what: str, rows: Sequence[Degree], known: dict[str | None, int], problems: Problems) -> dict[int, int]:
+    """Note the degrees in ``rows`` that do not fit. Degree to the problem's number; ``known``: problems told before."""
+    return {
+        row.dp: known.get(row.problem) or problems.note(f"{what} on {row.dp} data-parallel ranks: {row.problem}")
+        for row in rows
+        if row.problem is not None
+    }
 
 
-def validation_recipe(job: Job) -> Recipe:
-    """The recipe of ``[zephon.validation]`` as the validator reads it: once, if its steps are -1."""
-    assert job.validation is not None
-    repeat = job.validation.repeat and stated(job, "validation", "steps") != -1
-    return dataclasses.replace(job.validation, repeat=repeat)
+def validation_recipe(job: Job, recipe: Recipe) -> Recipe:
+    """``recipe``, the job's for validation, as the validator reads it: once, if its steps are -1."""
+    whole = job.sections.get("validation", {}).get("steps", -1) == -1
+    return dataclasses.replace(recipe, repeat=recipe.repeat and not whole)
 
 
 def checked_checkpoint(job: Job, version: str, train: Reading, asked: Path | None, problems: Problems) -> Checkpoint:

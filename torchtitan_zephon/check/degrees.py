@@ -51,9 +51,7 @@ class Mesh:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Degree:
-    """One data-parallel degree: what a rank gets, or ``problem`` and its number in the report.
-
-    ``lanes``: fewest and most of any rank.
+    """One data-parallel degree: what a rank gets, or ``problem``. ``lanes``: fewest and most of any rank.
 
     Sizes in sequences; ``local_batches`` a step are the gradient accumulation of a training job.
     """
@@ -66,7 +64,6 @@ class Degree:
     local_batch_size: int = 0
     local_batches: int = 0
     problem: str | None = None
-    number: int = 0
 
 
 def mesh_of(job: Job) -> Mesh:

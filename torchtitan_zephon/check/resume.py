@@ -21,7 +21,7 @@ from ..state import NEW_STREAM, StreamState, decode_stream
 from ..titan.job import Job
 from .stated import stated
 
-LONGEST_CHANGE = 96
+LONGEST_CHANGE = 92
 """A changed field that is longer, such as two hashes, is on three lines."""
 
 

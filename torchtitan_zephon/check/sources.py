@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,10 @@ class SourceFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """One recipe compiled, with what it gives on every degree. What could not be had is None or left out."""
+    """One recipe compiled, with what it gives on every degree. What could not be had is None or left out.
+
+    ``misfits``: degree to the number of the problem with it.
+    """
 
     recipe: Recipe
     seq_len: int | None = None
@@ -52,13 +55,12 @@ class Reading:
     program: Program | None = None
     sources: tuple[SourceFacts, ...] = ()
     degrees: tuple[Degree, ...] = ()
+    misfits: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
-def reading(
-    job: Job, version: str, recipe: Recipe, degrees: Sequence[Degree], vocab_size: int | None, problems: Problems
-) -> Reading:
+def reading(job: Job, version: str, recipe: Recipe, vocab_size: int | None, problems: Problems) -> Reading:
     """Open and measure the sources of ``recipe``; what is wrong with any of them, or the tokenizer, is a problem."""
-    found = Reading(recipe=recipe, degrees=tuple(degrees))
+    found = Reading(recipe=recipe)
     if not recipe.sources:  # told when the job was parsed
         return found
     with problems:

@@ -6,7 +6,7 @@ What flows in: a report. What flows out: text, the same for the same job, files 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .. import __version__
 from ..ops.tokenize import Tokenize
@@ -31,13 +31,13 @@ def check_text(report: Report) -> str:
             notes += "; bytes: of Parquet, the text column's, unpacked"
         parts.append(f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}")
     if mesh is not None and train.degrees:
-        parts.append(_degrees(train.degrees, mesh, "accumulation", "data-parallel ranks (dp)"))
+        parts.append(_degrees(train, mesh, "accumulation", "data-parallel ranks (dp)"))
     if validation is not None:
         if validation.sources:
             parts.append(_sources("validation sources", validation))
         if mesh is not None and validation.degrees:
             title = "validation on data-parallel ranks (dp)"
-            parts.append(_degrees(validation.degrees, mesh, "batches/step", title))
+            parts.append(_degrees(validation, mesh, "batches/step", title))
     elif report.job.validation is not None:
         parts.append("validation\n  not checked: validation.enable is not true, so its sources are not read.")
     if text := _checkpoint(report):
@@ -107,17 +107,17 @@ def _sources(title: str, reading: Reading) -> str:
     return f"{title}\n{_table(header, rows, left=(0, 2))}"
 
 
-def _degrees(degrees: Sequence[Degree], mesh: Mesh, batches: str, title: str) -> str:
+def _degrees(reading: Reading, mesh: Mesh, batches: str, title: str) -> str:
     """A row a degree; where it does not fit, with the number of the problem."""
     if mesh.gpus > 1:
         title += f"; GPUs = dp x {mesh.tensor} (tensor) x {mesh.pipeline} (pipeline) x {mesh.context} (context)"
     header = ("dp", "GPUs", "global batch", "sequences/rank", "lanes/rank", "local batch", batches, "")
-    return f"{title}\n{_table(header, [_row(d) for d in degrees], left=(7,))}"
+    return f"{title}\n{_table(header, [_row(d, reading.misfits) for d in reading.degrees], left=(7,))}"
 
 
-def _row(d: Degree) -> tuple[str, ...]:
+def _row(d: Degree, misfits: Mapping[int, int]) -> tuple[str, ...]:
     if d.problem is not None:
-        return (str(d.dp), str(d.gpus), *("",) * 5, f"no: problem {d.number}")
+        return (str(d.dp), str(d.gpus), *("",) * 5, f"no: problem {misfits[d.dp]}")
     fewest, most = d.lanes
     return (
         str(d.dp),
