@@ -17,7 +17,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -37,7 +36,7 @@ from ..state import Snapshot
 from .count import count_sequences
 from .messages import Ended, Failed, FromLoader, Ready, Save, Saved, Setup, Taken
 from .ring import allocate
-from .stream import RankStream, say_restored
+from .stream import RankStream
 
 BOOT = Path(__file__).resolve().with_name("boot.py")
 _LOOK_UP_S = 1.0
@@ -68,15 +67,12 @@ class ProcessStream(RankStream):
     def _hand_out(self) -> Batch | None:
         if self._ended:
             return None
-        began = None if self._child is not None else time.monotonic()
         if self._child is None:
             self._child = self._start_child()
             self._end_child = weakref.finalize(self, self._child.close)
         message = self._child.receive()
         if isinstance(message, Failed):
             raise message.rebuilt()
-        if began is not None:  # the child's own line goes nowhere
-            say_restored(self._saved, time.monotonic() - began)
         self._figures = message.figures
         if isinstance(message, Ended):
             self._end = message.snapshot

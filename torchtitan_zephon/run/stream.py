@@ -207,7 +207,9 @@ class RankStream:
                 )
         for n, saved in self._saved.items():
             self._lanes[n].check_replay(saved)
-        say_restored(self._saved, time.monotonic() - began)
+        if self._saved:
+            said = f"{done:,}", len(self._saved), time.monotonic() - began
+            logger.info("restored: %s sequences of %d lanes read again in %.1f s", *said)
         self._saved = {}
 
     def _name(self) -> str:
@@ -319,10 +321,3 @@ class RankStream:
         self._ended, self._last_step, self._failure = False, None, None
         self._saved, self._tokens_per_mib = lanes, stream.tokens_per_mib
         self._step, self.first_step, self._lane_sequences = stream.step, stream.first_step, stream.lane_sequences
-
-
-def say_restored(saved: Mapping[int, LaneState], seconds: float) -> None:
-    """One line at the end of a restore from ``saved``, the lanes' states; none where a stream begins."""
-    if saved:
-        count = sum(state.delivered for state in saved.values())
-        logger.info("restored: %s sequences of %d lanes read again in %.1f s", f"{count:,}", len(saved), seconds)
