@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from torchtitan_zephon.plan.chunking import Pieces, cut
-from torchtitan_zephon.plan.cursor import Cursor, LanePlan, lane_offsets, order_keys
-from torchtitan_zephon.plan.mixture import Mixture, integer_weights, lane_phases
+from torchtitan_zephon.plan.cursor import Cursor, Endless, LanePlan, lane_offsets, order_keys
+from torchtitan_zephon.plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from torchtitan_zephon.read.files import list_source
 from torchtitan_zephon.records import Tokens
 from torchtitan_zephon.state import NO_DIGEST, LaneState, SegmentStart, decode_lane, encode_lane
@@ -40,15 +40,15 @@ def plan_of(lane: int) -> LanePlan:
         tables.append(cut(s, Pieces(sizes=sizes, units=sizes, runs_of_one=True), 256 * 1024, LANES))
     names, rate = list(WEIGHTS), int(2**20 / BYTES_A_TOKEN)
     typical = [t.typical_chunk_bytes * rate >> 20 for t in tables]
+    columns = zip(tables, lane_offsets(1, names, LANES), order_keys(1, names), strict=True)
+    weights = integer_weights(WEIGHTS)
     return LanePlan(
         lane=lane,
-        lanes=LANES,
         tables=tuple(tables),
-        offsets=lane_offsets(1, names, LANES),
-        order_keys=order_keys(1, names),
+        runs=tuple(Endless((lane - offset) % LANES, LANES, t.num_runs, key) for t, offset, key in columns),
         tokens_per_mib=(rate, rate),
-        mixture=Mixture(integer_weights(WEIGHTS), lane_phases(1, names, typical, lane, LANES)),
-        repeat=True,
+        mixture=Mixture(weights, lane_phases(1, names, weights, typical, lane, LANES)),
+        begin=lane_begin(1, weights, lane, LANES),
     )
 
 

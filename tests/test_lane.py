@@ -25,9 +25,9 @@ from torchtitan_zephon.lane import Lane, LaneProgram, sequence_hash
 from torchtitan_zephon.ops.pack import padding_row
 from torchtitan_zephon.ops.shuffle import ShuffleBuffer
 from torchtitan_zephon.plan import keyed
-from torchtitan_zephon.plan.chunking import Chunk, Pieces, cut
-from torchtitan_zephon.plan.cursor import LanePlan, order_keys
-from torchtitan_zephon.plan.mixture import Mixture
+from torchtitan_zephon.plan.chunking import Chunk, ChunkTable, Pieces, cut
+from torchtitan_zephon.plan.cursor import Dealt, Endless, LanePlan, order_keys
+from torchtitan_zephon.plan.mixture import Begin, Mixture
 from torchtitan_zephon.records import IGNORE_LABEL, Sequence, Tokens
 from torchtitan_zephon.state import LaneState, decode_lane, encode_lane
 
@@ -65,13 +65,11 @@ def program_of(setting: Setting) -> LaneProgram:
     assert wiki.run_chunks > 1
     plan = LanePlan(
         lane=setting.lane,
-        lanes=LANES,
         tables=(small, wiki),
-        offsets=(0, 1),
-        order_keys=order_keys(1, NAMES),
+        runs=tuple(_runs(s, table, setting) for s, table in enumerate((small, wiki))),
         tokens_per_mib=(2**18, 2**18),
         mixture=Mixture((1, 3), (100 * setting.lane, 50)),
-        repeat=setting.repeat,
+        begin=Begin(setting.lane % 2, 3, 8),
     )
     return LaneProgram(
         plan=plan,
@@ -86,13 +84,20 @@ def program_of(setting: Setting) -> LaneProgram:
     )
 
 
+def _runs(s: int, table: ChunkTable, setting: Setting) -> Endless | Dealt:
+    first = (setting.lane - s) % LANES
+    if setting.repeat:
+        return Endless(first, LANES, table.num_runs, order_keys(1, NAMES)[s])
+    return Dealt(np.arange(first, table.num_runs, LANES)[::-1])
+
+
 def _pieces(sizes: list[int], units: list[int], runs_of_one: bool) -> Pieces:
     return Pieces(np.array(sizes, np.int64), np.array(units, np.int64), runs_of_one)
 
 
 def work(chunk: Chunk) -> Tokens:
     """The fake work function: up to six documents of 0 to 19 tokens, made from the chunk's numbers."""
-    k = keyed.key("work", chunk.source, chunk.epoch, chunk.number)
+    k = keyed.key("work", chunk.source, chunk.epoch, chunk.number, chunk.start)
     items = []
     for d in range(keyed.below(k, 0, 7)):
         ids = [keyed.below(k, 100 * d + i, 50_000) for i in range(keyed.below(k, 7 + d, 20))]
@@ -260,7 +265,7 @@ def test_every_lane_and_segment_shuffles_with_a_key_of_its_own() -> None:
 def test_a_segment_starts_with_the_tokens_read_before_it_source_by_source() -> None:
     read = [0, 0]
     driver = Driver(Setting(buffer=0, flush=6))
-    for _ in range(40):
+    for _ in range(60):
         driver.plan()
         source, tokens = driver.outstanding[0].source, len(work(driver.outstanding[0]).ids)
         driver.arrive()
@@ -268,7 +273,7 @@ def test_a_segment_starts_with_the_tokens_read_before_it_source_by_source() -> N
         while driver.lane.ready:
             driver.lane.take()
         state = driver.lane.state()
-        if state.delivered == 0 and state.start.segment:
+        if state.delivered == 0 and state.start.segment and tokens:
             assert state.start.tokens == tuple(read)
             driver = Driver(Setting(buffer=0, flush=6), encode_lane(state))
     assert state.start.segment > 5
@@ -336,12 +341,9 @@ def test_finite_lanes_give_every_token_once_and_then_padding(pack: str, buffer: 
 
 
 def test_a_lane_without_any_chunk_is_dry_from_the_start() -> None:
-    table = cut(0, _pieces([100], [100], True), 4096, 8)
     program = program_of(Setting(repeat=False))
-    plan = replace(
-        program.plan, tables=(table, table), offsets=(0, 0), lane=5, lanes=8, mixture=Mixture((1, 1), (0, 0))
-    )
-    lane = Lane(replace(program, plan=plan))
+    nothing = Dealt(np.zeros(0, np.int64))
+    lane = Lane(replace(program, plan=replace(program.plan, runs=(nothing, nothing))))
     assert lane.dry
     assert lane.plan_chunk() is None
     assert lane.take().filled == 0

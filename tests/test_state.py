@@ -116,6 +116,7 @@ stream_states = st.builds(
     step=LARGE,
     first_step=LARGE,
     lane_sequences=LARGE,
+    pass_sequences=st.one_of(st.none(), st.lists(LARGE, max_size=4).map(tuple)),
 )
 
 
@@ -142,7 +143,9 @@ LANE = LaneState(
     "2" * 64,
     ("00112233aabbccdd", ""),
 )
-STREAM = StreamState({"lanes": 8, "sources": {"東京": {"weight": 0.5}}}, "hf", (300_000, 250_000), 64, 99, 1000, 792)
+STREAM = StreamState(
+    {"lanes": 8, "sources": {"東京": {"weight": 0.5}}}, "hf", (300_000, 250_000), 64, 99, 1000, 792, None
+)
 
 
 def decode(kind: str, data: object) -> object:
@@ -196,7 +199,7 @@ WRONG: dict[type, list[Any]] = {
     [
         (kind, field, wrong)
         for kind, field in FIELDS
-        if field != "tokens_per_mib"
+        if field not in ("tokens_per_mib", "pass_sequences")
         for wrong in WRONG[type(VALUES[kind][field])]
     ],
 )
@@ -220,6 +223,7 @@ def test_a_field_of_the_wrong_type_is_refused_by_name_and_type(kind: str, field:
         ("lane", "format", 0),
         ("stream", "tokens_per_mib", "abc"),
         ("stream", "tokens_per_mib", ["a"]),
+        ("stream", "pass_sequences", [-1]),
         ("stream", "first_step", -1),
         ("stream", "first_step", True),
         ("stream", "lane_sequences", -1),
@@ -231,9 +235,10 @@ def test_a_value_inside_a_field_that_cannot_be_is_refused_by_name(kind: str, fie
         decode(kind, sealed(kind, {**VALUES[kind], field: wrong}))
 
 
-def test_a_tokens_per_mib_that_is_a_number_is_refused_by_name() -> None:
-    with pytest.raises(StateError, match="tokens_per_mib"):
-        decode_stream(sealed("stream", {**VALUES["stream"], "tokens_per_mib": 7}))
+@pytest.mark.parametrize("field", ["tokens_per_mib", "pass_sequences"])
+def test_numbers_of_all_sources_or_lanes_that_are_one_number_are_refused_by_name(field: str) -> None:
+    with pytest.raises(StateError, match=field):
+        decode_stream(sealed("stream", {**VALUES["stream"], field: 7}))
 
 
 @pytest.mark.parametrize(
@@ -302,9 +307,9 @@ def test_nothing_is_unpickled() -> None:
 
 
 @pytest.mark.parametrize("kind", VALUES)
-@pytest.mark.parametrize("other", [1, 2, 4, 2**40])
+@pytest.mark.parametrize("other", [1, 2, 3, 5, 2**40])
 def test_another_format_is_refused_with_the_way_out_even_if_its_fields_are_unknown(kind: str, other: int) -> None:
-    assert FORMAT == 3
+    assert FORMAT == 4
     refusal = rf"^{NAMES[kind]} has format {other}; .* reads format 3\. Install the version that wrote it\."
     for value in ({**VALUES[kind], "format": other}, {"format": other, "new": 1}):
         with pytest.raises(StateError, match=refusal):

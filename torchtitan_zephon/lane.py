@@ -77,6 +77,7 @@ class Lane:
         self._source_digests = self._no_digests = self.read_digests = ("",) * sources
         # The packer's place: at the start of the taker's segment, then running ahead of it.
         self._tokens, self._packing_digests = list(start.tokens), list(self._no_digests)
+        self._scheduled = start.cursor.scheduled_tokens
         self._packer = _packer(program, start.carry)
         self._begin_segment(start.segment)
         if program.plan.next(start.cursor) is None:
@@ -103,6 +104,11 @@ class Lane:
         return tuple(self._tokens)
 
     @property
+    def scheduled_tokens(self) -> tuple[int, ...]:
+        """What the plan took the tokens of the chunks that arrived for, by source, since the stream began."""
+        return self._scheduled
+
+    @property
     def source_runs(self) -> tuple[int, ...]:
         """Runs of each source planned since the stream began."""
         return self._planned.runs
@@ -119,6 +125,7 @@ class Lane:
     def arrived(self, tokens: Tokens) -> None:
         """Take in the tokens of the oldest pending chunk."""
         chunk, behind = self._pending.popleft()
+        self._scheduled = behind.scheduled_tokens
         self.balance.add(tokens.balance)
         self._check_barren(tokens)
         s = chunk.source
@@ -134,7 +141,7 @@ class Lane:
 
     def _emit(self, rows: Rows, last: bool = False) -> None:
         """Send packed rows through the shuffle buffer; ``last`` empties it and ends the lane."""
-        self.balance.last_tokens = self._packer.last_tokens
+        self.balance.last_tokens, self.balance.unused_tokens = self._packer.last_tokens, self._packer.unused_tokens
         out = [s for r in range(len(rows)) for s in self._buffer.push(_hashed(rows, r))]
         if last:
             out += self._buffer.flush()

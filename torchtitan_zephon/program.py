@@ -7,8 +7,9 @@ the checkpoint. Compiling lists files and reads samples of them; it opens no thr
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,15 @@ import numpy as np
 from .cache import cached
 from .config import Recipe, SourceConfig
 from .errors import ConfigError, SourceError
+from .estimate import Estimate, estimate
 from .lane import LaneProgram, usable
 from .ops import fast
 from .ops.tokenize import Tokenize, TokenizerSpec, Wanted, tokenize
 from .plan import keyed
 from .plan.chunking import Chunk, ChunkTable, cut
-from .plan.cursor import LanePlan, lane_offsets, order_keys
-from .plan.mixture import Mixture, integer_weights, lane_phases
+from .plan.cursor import Dealt, Endless, LanePlan, lane_offsets, order_keys
+from .plan.deal import cut_pass, deal
+from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from .read.files import Manifest
 from .read.ids import ordered
 from .read.records import Function, Source
@@ -33,9 +36,13 @@ from .records import Texts, Tokens
 from .state import recipe_hash
 from .toml_files import StatedPath
 
-STREAM_FORMAT = 1
+STREAM_FORMAT = 2
 """Version of the order itself: golden hashes change only together with it."""
 LISTED_SHARDS = 4096
+SAMPLED_CHARACTERS = 8192
+"""Of one text, when tokens per byte are measured; the rest of a longer one is taken to be like it."""
+WEIGHED_BYTES = 2**30
+"""A source up to this size is dealt, in a pass, by what its chunks really hold; a larger one by their planned sizes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,72 +82,92 @@ class Program:
         if not self.recipe.shuffle_records or documents < 2:
             return None
         name = self.sources[chunk.source].name
-        return keyed.permutation(keyed.key(self.recipe.seed, "records", name, chunk.epoch, chunk.number), documents)
+        key = keyed.key(self.recipe.seed, "records", name, chunk.epoch, chunk.number, chunk.start)
+        return keyed.permutation(key, documents)
 
     def on(self, backend: Wanted) -> Program:
         """This program with another tokenizer back-end. Raises ``TokenizerError`` if that cannot be had."""
         return replace(self, tokenize=tokenize(self.tokenize.spec, backend))
 
-    def measure(self) -> tuple[int, ...]:
-        """Tokens a MiB of chunk, one a source, from evenly spaced chunks of ``estimate_bytes`` in all.
+    def measure(self) -> tuple[Estimate, ...]:
+        """Tokens per byte, one a source, from places of ``estimate_bytes`` in all.
 
         Deterministic, so every rank finds the same. The texts are read every time; what the tokenizer makes of
         them is kept on this machine. A fast back-end is compared with the reference on all of them. Raises
         ``SourceError`` for a source whose sample has no usable document, ``TokenizerError`` where back-ends differ.
         """
-        return tuple(self._measure(s) for s in range(len(self.sources)))
+        return tuple(
+            estimate(s, source, self.recipe.estimate_bytes, functools.partial(self._count, s))
+            for s, source in enumerate(self.sources)
+        )
 
-    def _measure(self, s: int) -> int:
-        table = self.tables[s]
-        count = min(table.num_runs, max(1, self.recipe.estimate_bytes // table.chunk_bytes))
-        chunks = [table.chunk(0, k * table.num_runs // count, 0)[0] for k in range(count)]
-        tokens, inputs = self._count(s, chunks)
-        num_bytes = sum(chunk.num_bytes for chunk in chunks)
-        if not inputs:
-            raise SourceError(
-                f"source {self.names[s]!r}: no usable document in a sample of {count} chunks "
-                f"({num_bytes:,} bytes): every text is empty or filtered out, or a single token."
-            )
-        return max(1, (tokens << 20) // num_bytes)
+    def _count(self, s: int, chunks: list[Chunk]) -> list[tuple[float, float]]:
+        """Tokens in each of ``chunks``, and those that can be an input."""
 
-    def _count(self, s: int, chunks: list[Chunk]) -> tuple[int, int]:
-        """Tokens in ``chunks``, and tokens that can be an input."""
-
-        def count(found: list[Tokens]) -> tuple[int, int]:
-            return sum(len(t.ids) for t in found), sum(usable(t, self.recipe.label_shift) for t in found)
-
-        def tokenized() -> tuple[int, int]:
-            for sample in samples:
-                self.tokenize.check(sample.texts)
-            return count([self.tokenize(s, sample) for sample in samples])
+        def count(tokens: Tokens) -> tuple[int, int]:
+            return len(tokens.ids), usable(tokens, self.recipe.label_shift)
 
         if self.sources[s].holds_ids:
-            return count([self.work(chunk) for chunk in chunks])
-        samples = [self._texts(chunk) for chunk in chunks]
+            return [count(self.work(chunk)) for chunk in chunks]
+
+        def tokenized() -> list[tuple[int, int]]:
+            for texts in samples:
+                self.tokenize.check(texts.texts)
+            return [count(self.tokenize(s, texts)) for texts in samples]
+
+        whole = [self._texts(chunk) for chunk in chunks]
+        samples = [texts.cut(SAMPLED_CHARACTERS) for texts in whole]
         digest = hashlib.sha256()
-        for text in (text for sample in samples for text in sample.texts):
-            digest.update(b"%d:" % len(text) + text.encode("utf-8", "surrogatepass"))
+        for texts in samples:
+            for text in texts.texts:
+                digest.update(b"%d:" % len(text) + text.encode("utf-8", "surrogatepass"))
+            digest.update(b"|")
         how = [fast.versions(self.tokenize.backend), STREAM_FORMAT, self.recipe.label_shift]
         key = [self.tokenize.spec.identity, *how, digest.hexdigest()]
-        tokens, inputs = cached("estimate", key, tokenized)
-        return tokens, inputs
+        parts = [texts.num_characters / max(1, cut.num_characters) for texts, cut in zip(whole, samples, strict=True)]
+        found = cached("estimate", key, tokenized)
+        return [(tokens * part, inputs * part) for (tokens, inputs), part in zip(found, parts, strict=True)]
 
-    def lane(self, lane: int, tokens_per_mib: Seq[int]) -> LaneProgram:
-        """The program of one lane."""
+    def lanes(self, numbers: Iterable[int], tokens_per_mib: Seq[int]) -> dict[int, LaneProgram]:
+        """The programs of the lanes ``numbers``."""
+        dealt = None if self.recipe.repeat else self._deal(tokens_per_mib)
+        return {lane: self._lane(lane, tokens_per_mib, dealt) for lane in numbers}
+
+    def _deal(self, tokens_per_mib: Seq[int]) -> list[np.ndarray]:
+        """The lane of every chunk of one pass, int64 [chunks] a source."""
+        tokens = [
+            np.maximum(1, _chunk_bytes(source, table) * rate >> 20)
+            for source, table, rate in zip(self.sources, self.tables, tokens_per_mib, strict=True)
+        ]
+        return deal(tokens, self.recipe.lanes, lane_offsets(self.recipe.seed, self.names, self.recipe.lanes))
+
+    def _runs(self, lane: int, dealt: list[np.ndarray] | None) -> tuple[Endless | Dealt, ...]:
+        """The runs of every source that are ``lane``'s."""
         r = self.recipe
+        offsets, keys = lane_offsets(r.seed, self.names, r.lanes), order_keys(r.seed, self.names)
+        if dealt is None:
+            return tuple(
+                Endless((lane - offset) % r.lanes, r.lanes, table.num_runs, key if r.shuffle_chunks else None)
+                for offset, table, key in zip(offsets, self.tables, keys, strict=True)
+            )
+        own = [np.flatnonzero(owners == lane) for owners in dealt]
+        if r.shuffle_chunks:
+            own = [
+                runs[keyed.permutation(keyed.key(key, lane), len(runs))] for runs, key in zip(own, keys, strict=True)
+            ]
+        return tuple(map(Dealt, own))
+
+    def _lane(self, lane: int, tokens_per_mib: Seq[int], dealt: list[np.ndarray] | None) -> LaneProgram:
+        r = self.recipe
+        weights = integer_weights({n: r.sources[n].weight for n in self.names})
         typical = [max(1, t.typical_chunk_bytes * m >> 20) for t, m in zip(self.tables, tokens_per_mib, strict=True)]
         plan = LanePlan(
             lane=lane,
-            lanes=r.lanes,
             tables=self.tables,
-            offsets=lane_offsets(r.seed, self.names, r.lanes),
-            order_keys=order_keys(r.seed, self.names) if r.shuffle_chunks else None,
+            runs=self._runs(lane, dealt),
             tokens_per_mib=tuple(tokens_per_mib),
-            mixture=Mixture(
-                integer_weights({n: r.sources[n].weight for n in self.names}),
-                lane_phases(r.seed, self.names, typical, lane, r.lanes),
-            ),
-            repeat=r.repeat,
+            mixture=Mixture(weights, lane_phases(r.seed, self.names, weights, typical, lane, r.lanes)),
+            begin=lane_begin(r.seed, weights, lane, r.lanes),
         )
         return LaneProgram(
             plan=plan,
@@ -200,7 +227,8 @@ def compile_program(
             '    [zephon.sources.wiki]\n    path = "data/wiki"\n    weight = 1.0'
         )
     sources = tuple(opened(name, recipe.sources[name]) for name in sorted(recipe.sources))
-    tables = tuple(cut(i, s.reader.pieces(), recipe.chunk_bytes, recipe.lanes) for i, s in enumerate(sources))
+    how = cut if recipe.repeat else cut_pass
+    tables = tuple(how(i, s.reader.pieces(), recipe.chunk_bytes, recipe.lanes) for i, s in enumerate(sources))
     identity = _identity(recipe, seq_len, sources, tokenizer, functions)
     return Program(
         recipe=recipe,
@@ -266,6 +294,15 @@ def _identity(
             for s, weight in zip(sources, weights, strict=True)
         },
     }
+
+
+def _chunk_bytes(source: Source, table: ChunkTable) -> np.ndarray:
+    """Planned bytes of every chunk of one epoch, int64 [chunks]; as they are found to be, where the source is small."""
+    borders = [table.borders(piece) for piece in range(len(table.chunks))]
+    if int(table.pieces.sizes.sum()) <= WEIGHED_BYTES:
+        return np.concatenate([source.reader.weigh(piece, b) for piece, b in enumerate(borders)])
+    sizes, units = table.pieces.sizes, table.pieces.units
+    return np.concatenate([np.diff(b) * sizes[p] // max(1, units[p]) for p, b in enumerate(borders)])
 
 
 def _shuffle_seed(recipe: Recipe) -> int:

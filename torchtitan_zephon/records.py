@@ -29,6 +29,7 @@ class Balance:
     tokens_in: int = 0
     last_tokens: int = 0
     tokens_out: int = 0
+    unused_tokens: int = 0
     padded: int = 0
     sequences: int = 0
 
@@ -40,13 +41,14 @@ class Balance:
     @property
     def tokens_held(self) -> int:
         """Tokens packed into no delivered sequence yet: carry, open bins, shuffle buffer, prefetch."""
-        return self.tokens_in - self.last_tokens - self.tokens_out
+        return self.tokens_in - self.last_tokens - self.unused_tokens - self.tokens_out
 
     def __str__(self) -> str:
         return (
             f"{self.records:,} records read = {self.documents:,} documents + {self.empty:,} empty + "
             f"{self.filtered:,} filtered; {self.tokens_in:,} tokens in = {self.tokens_out:,} trained on + "
-            f"{self.last_tokens:,} last tokens (labels only) + {self.tokens_held:,} not delivered; "
+            f"{self.last_tokens:,} last tokens (labels only) + {self.unused_tokens:,} at a lane's end with nothing to "
+            f"predict + {self.tokens_held:,} not delivered; "
             f"{self.padded:,} positions padded in {self.sequences:,} sequences"
         )
 
@@ -55,13 +57,14 @@ class Figures(NamedTuple):
     """What a rank's lanes read and gave since the stream was started or restored, summed over them.
 
     ``ready``: sequences that could be handed out at once. ``source_tokens``, ``source_runs``: tokens
-    packed from each source and runs planned of it, since step 1. A lane that is shared counts whole
-    on each of its ranks.
+    packed from each source and runs planned of it, since step 1; ``scheduled_tokens``: what the plan took the tokens
+    of the chunks that arrived for, by the estimate. A lane that is shared counts whole on each of its ranks.
     """
 
     balance: Balance
     ready: int
     source_tokens: tuple[int, ...]
+    scheduled_tokens: tuple[int, ...]
     source_runs: tuple[int, ...]
 
 
@@ -77,6 +80,15 @@ class Texts:
     def ordered(self, order: np.ndarray) -> Texts:
         """The documents in another order; ``order``: int64 [n]."""
         return Texts([self.texts[i] for i in order.tolist()], self.records[order], self.shard, self.balance)
+
+    @property
+    def num_characters(self) -> int:
+        """Of all the texts."""
+        return sum(map(len, self.texts))
+
+    def cut(self, characters: int) -> Texts:
+        """The beginnings of the texts, at most ``characters`` of each."""
+        return Texts([text[:characters] for text in self.texts], self.records, self.shard, self.balance)
 
 
 @dataclass(frozen=True, slots=True)

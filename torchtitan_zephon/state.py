@@ -25,7 +25,7 @@ from .errors import RecipeChangedError, StateError
 from .plan.cursor import Cursor
 from .records import Tokens
 
-FORMAT = 3
+FORMAT = 4
 """Version of these schemas. Another one is refused by name."""
 
 NO_DIGEST = "0" * 64
@@ -76,7 +76,8 @@ class StreamState:
 
     ``tokenizer_backend``: what has encoded the texts. ``tokens_per_mib``: measured once, then kept; None before
     that. ``step``: steps of this stream; ``first_step``: steps the trainer had done when it began.
-    ``lane_sequences``: delivered by each lane.
+    ``lane_sequences``: delivered by each lane. ``pass_sequences``: what every lane has in one pass, counted once;
+    None for a repeating stream, and before the count.
     """
 
     recipe: dict[str, Any]
@@ -86,6 +87,7 @@ class StreamState:
     step: int
     first_step: int
     lane_sequences: int
+    pass_sequences: tuple[int, ...] | None
 
 
 def encode_lane(state: LaneState) -> bytes:
@@ -188,6 +190,7 @@ def encode_stream(state: StreamState) -> bytes:
             "step": state.step,
             "first_step": state.first_step,
             "lane_sequences": state.lane_sequences,
+            "pass_sequences": None if state.pass_sequences is None else list(state.pass_sequences),
         }
     )
 
@@ -203,13 +206,14 @@ def decode_stream(data: object) -> StreamState:
         "step": "count",
         "first_step": "count",
         "lane_sequences": "count",
+        "pass_sequences": "counts or null",
     }
     value = _open(data, fields, "the loader state")
     if value["recipe_sha256"] != recipe_hash(value["recipe"]):
         raise StateError(
             f"the loader state in the checkpoint is damaged: recipe_sha256 is not its recipe's. {OLDER_STEP}"
         )
-    measured = value["tokens_per_mib"]
+    measured, counted = value["tokens_per_mib"], value["pass_sequences"]
     return StreamState(
         value["recipe"],
         value["tokenizer_backend"],
@@ -218,6 +222,7 @@ def decode_stream(data: object) -> StreamState:
         value["step"],
         value["first_step"],
         value["lane_sequences"],
+        None if counted is None else tuple(counted),
     )
 
 

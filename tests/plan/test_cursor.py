@@ -10,22 +10,32 @@ from hypothesis import given, strategies as st
 
 from tests.strategies import chunk_tables
 from torchtitan_zephon.plan.chunking import Chunk, ChunkTable, Pieces, cut
-from torchtitan_zephon.plan.cursor import Cursor, LanePlan, lane_offsets, order_keys
-from torchtitan_zephon.plan.mixture import Mixture
+from torchtitan_zephon.plan.cursor import Cursor, Dealt, Endless, LanePlan, lane_offsets, order_keys
+from torchtitan_zephon.plan.keyed import permutation
+from torchtitan_zephon.plan.mixture import Begin, Mixture
 
 
-def plan_of(tables: list[ChunkTable], lane: int, lanes: int, *, repeat: bool, shuffle: bool = True) -> LanePlan:
-    """An even mixture of ``tables``, at one token a byte."""
+def plan_of(
+    tables: list[ChunkTable], lane: int, lanes: int, *, repeat: bool, shuffle: bool = True, begin: Begin | None = None
+) -> LanePlan:
+    """An even mixture of ``tables``, at one token a byte; by default the first chunk is taken whole."""
     names = [f"s{i}" for i in range(len(tables))]
+    keys = order_keys(5, names)
+    runs: list[Endless | Dealt] = []
+    for s, table in enumerate(tables):
+        first = (lane - 3 * s) % lanes
+        if repeat:
+            runs.append(Endless(first, lanes, table.num_runs, keys[s] if shuffle else None))
+        else:
+            own = np.arange(first, table.num_runs, lanes)
+            runs.append(Dealt(own[permutation(keys[s], len(own))] if shuffle else own))
     return LanePlan(
         lane=lane,
-        lanes=lanes,
         tables=tuple(tables),
-        offsets=tuple(3 * s % lanes for s in range(len(tables))),
-        order_keys=order_keys(5, names) if shuffle else None,
+        runs=tuple(runs),
         tokens_per_mib=(2**20,) * len(tables),
         mixture=Mixture((1,) * len(tables), (lane,) * len(tables)),
-        repeat=repeat,
+        begin=begin or Begin(0, 1, 1),
     )
 
 
@@ -135,13 +145,36 @@ def test_tokens_are_scheduled_by_planned_bytes_and_measured_rate() -> None:
     table = jsonl_table(4096 * 8, 1)
     plan = LanePlan(
         lane=0,
-        lanes=1,
         tables=(table,),
-        offsets=(0,),
-        order_keys=None,
+        runs=(Endless(0, 1, table.num_runs, None),),
         tokens_per_mib=(2**18,),
         mixture=Mixture((1,), (0,)),
-        repeat=True,
+        begin=Begin(0, 3, 4),
     )
     _, cursor = plan.next(Cursor.start(1)) or pytest.fail("empty")
+    assert cursor == Cursor((0,), (1,), (768,))
+    _, cursor = plan.next(cursor) or pytest.fail("empty")
     assert cursor == Cursor((1,), (0,), (1024,))
+
+
+@given(st.data(), st.integers(1, 9), st.integers(1, 8), st.booleans())
+def test_a_first_chunk_in_two_parts_changes_neither_what_is_read_nor_the_order_within_a_source(
+    data: st.DataObject, lanes: int, numerator: int, repeat: bool
+) -> None:
+    tables = [data.draw(chunk_tables(s, lanes)) for s in range(data.draw(st.integers(1, 3)))]
+    begin = Begin(data.draw(st.integers(0, len(tables) - 1)), numerator, 8)
+    whole = chunks_of(plan_of(tables, 0, lanes, repeat=repeat), 200)
+    parts = chunks_of(plan_of(tables, 0, lanes, repeat=repeat, begin=begin), 200)
+    for s in range(len(tables)):
+        joined: list[Chunk] = []
+        for chunk in (c for c in parts if c.source == s):
+            if joined and joined[-1].number == chunk.number and joined[-1].stop == chunk.start:
+                num_bytes = joined[-1].num_bytes + chunk.num_bytes
+                joined[-1] = joined[-1]._replace(stop=chunk.stop, num_bytes=num_bytes)
+            else:
+                joined.append(chunk)
+        expected = [c for c in whole if c.source == s]
+        common = min(len(joined), len(expected)) - 1
+        assert joined[:common] == expected[:common]
+    if parts and any(c.source == begin.source for c in whole):
+        assert parts[0].source == begin.source

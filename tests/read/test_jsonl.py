@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -170,3 +171,43 @@ def test_a_piece_is_a_file_and_its_units_are_bytes(tmp_path: Path) -> None:
     assert pieces.sizes.tolist() == pieces.units.tolist() == [10, 0]
     assert pieces.runs_of_one
     assert reader.shard_of(1) == 1
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_ranges_of_bytes_weigh_the_lines_that_begin_in_them(name: str, tmp_path: Path) -> None:
+    data = FILES[name]
+    reader = reader_of(tmp_path / "a.jsonl", data)
+    weights = np.array([len(line) + 1 for line in data.split(b"\n")])
+    starts = np.cumsum(weights) - weights
+    weights[-1] -= 1  # behind the last line end, if there is a line
+    for size in [*range(1, 40), len(data) - 1, len(data)]:
+        borders = np.array([*range(0, len(data), max(1, size)), len(data)])
+        found = reader.weigh(0, borders)
+        assert found.dtype == np.int64 and found.sum() == len(data)
+        assert found.tolist() == [
+            int(weights[(starts >= a) & (starts < b)].sum()) for a, b in itertools.pairwise(borders.tolist())
+        ], f"cut every {size} bytes"
+
+
+def test_a_range_in_the_middle_is_weighed_alone_and_a_border_may_repeat(tmp_path: Path) -> None:
+    reader = reader_of(tmp_path / "a.jsonl", b"{}\n" * 5)
+    assert reader.weigh(0, np.array([4, 9])).tolist() == [3]
+    assert reader.weigh(0, np.array([1, 1, 2, 15, 15])).tolist() == [0, 0, 12, 0]
+    assert reader.weigh(0, np.array([0])).tolist() == []
+
+
+def test_a_line_longer_than_many_ranges_weighs_in_that_where_it_begins(tmp_path: Path) -> None:
+    line = json.dumps({"text": "0123456789" * 30_000}).encode()
+    reader = reader_of(tmp_path / "a.jsonl", b"{}\n" + line + b"\n{}")
+    size = len(line) + 6
+    found = reader.weigh(0, np.array([*range(0, size, 1000), size])).tolist()
+    assert found[0] == 3 + len(line) + 1 and set(found[1:-1]) == {0} and found[-1] == 2
+
+
+@pytest.mark.parametrize("borders", [[0, 30], [30, 100], [39, 300], [100, 300]])
+def test_weighing_a_file_that_was_cut_while_the_job_runs_is_an_error(borders: list[int], tmp_path: Path) -> None:
+    data = b"x" * 350 + b"\n"
+    reader = reader_of(tmp_path / "a.jsonl", data)
+    (tmp_path / "a.jsonl").write_bytes(data[:40])
+    with pytest.raises(SourceError, match=r"a\.jsonl' ends at byte 40, but had 351 bytes"):
+        reader.weigh(0, np.array(borders))

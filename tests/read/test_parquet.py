@@ -17,7 +17,7 @@ from torchtitan_zephon import RecordError, SourceError
 from torchtitan_zephon.plan import keyed
 from torchtitan_zephon.plan.chunking import Chunk, cut
 from torchtitan_zephon.read import parquet
-from torchtitan_zephon.read.files import Manifest, list_source
+from torchtitan_zephon.read.files import list_source
 from torchtitan_zephon.read.parquet import ParquetReader
 from torchtitan_zephon.read.sources import open_source
 
@@ -159,8 +159,8 @@ def test_chunks_read_by_several_threads_at_once_are_the_same(tmp_path: Path) -> 
 
 def test_neighbouring_chunks_decode_a_row_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = reader_of(write_parquet(tmp_path / "a.parquet", TEXTS, row_group_rows=5000))
-    opened, open_stream = [], reader._open
-    monkeypatch.setattr(reader, "_open", lambda *at: opened.append(at) or open_stream(*at))
+    opened, open_stream = [], reader._groups.batches
+    monkeypatch.setattr(reader._groups, "batches", lambda *at: opened.append(at) or open_stream(*at))
     assert read_all(reader, chunks_of(reader))[0] == TEXTS
     assert len(opened) == 1
 
@@ -179,11 +179,3 @@ def test_a_file_that_was_replaced_while_the_job_runs_is_an_error(tmp_path: Path)
     write_parquet(tmp_path / "a.parquet", TEXTS[:60], row_group_rows=100)
     with pytest.raises(SourceError, match=r"a\.parquet', row group 0 ends early"):
         read_all(reader, [Chunk(0, 0, 0, 0, 0, 100, 100)])
-
-
-def test_the_size_of_a_piece_is_that_of_its_text(tmp_path: Path) -> None:
-    table = pa.table({"text": ["a" * 10] * 50, "blob": [bytes(1000)] * 50})
-    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False, compression="none")
-    manifest: Manifest = list_source("s", str(tmp_path))
-    sizes = ParquetReader(manifest, "text").pieces().sizes
-    assert 500 <= sizes[0] < 1500

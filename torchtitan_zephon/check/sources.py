@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..config import Recipe
 from ..errors import Problems, TokenizerError
+from ..estimate import Estimate
 from ..ops.tokenize import Tokenize, TokenizerSpec, check_vocabulary, load_tokenizer
 from ..plan.chunking import cut
 from ..program import Program, compile_program, opened
@@ -34,12 +35,12 @@ class SourceFacts:
     num_bytes: int
     chunks: int
     lane_chunks: float
-    tokens_per_mib: int
+    estimate: Estimate
 
     @property
     def tokens(self) -> int:
         """Tokens of one epoch, estimated from the measured sample."""
-        return self.num_bytes * self.tokens_per_mib >> 20
+        return self.num_bytes * self.estimate.tokens_per_mib >> 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +77,7 @@ def reading(job: Job, version: str, recipe: Recipe, vocab_size: int | None, prob
     compiled = functools.partial(
         compile_program, seq_len=found.seq_len, tokenizer=tokenizer, backend=job.settings.tokenizer_backend
     )
-    found = measured(found, compiled, problems)
+    found = measured_by(compiled, found, problems)
     if vocab_size is not None and found.tokenize is not None:
         with problems:
             check_vocabulary(found.tokenize, vocab_size)
@@ -92,7 +93,7 @@ def read_a_chunk(source: Source, recipe: Recipe) -> None:
         source.texts(chunk, ())
 
 
-def measured(found: Reading, compiled: Callable[[Recipe], Program], problems: Problems) -> Reading:
+def measured_by(compiled: Callable[[Recipe], Program], found: Reading, problems: Problems) -> Reading:
     """``found`` with its program and the numbers of its sources; where one cannot be read, those of the others."""
     recipe, whole = found.recipe, Problems()
     with whole:
@@ -122,9 +123,9 @@ def facts_of(program: Program, recipe: Recipe) -> tuple[SourceFacts, ...]:
             num_bytes=int(table.pieces.sizes.sum()),
             chunks=table.num_chunks,
             lane_chunks=table.num_chunks / recipe.lanes,
-            tokens_per_mib=tokens_per_mib,
+            estimate=measured,
         )
-        for source, table, tokens_per_mib in zip(program.sources, program.tables, program.measure(), strict=True)
+        for source, table, measured in zip(program.sources, program.tables, program.measure(), strict=True)
     )
 
 

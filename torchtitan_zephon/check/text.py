@@ -29,12 +29,12 @@ def check_text(report: Report) -> str:
         notes = "share: of tokens; a lane: chunks a lane and epoch; tokens: of one epoch, estimated from a sample"
         if any(s.format == "parquet" for s in train.sources):
             notes += "; bytes: of Parquet, the text column's, unpacked"
-        parts.append(f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}")
+        parts.append(f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}{_warnings(train)}")
     if mesh is not None and train.degrees:
         parts.append(_degrees(train, mesh, "accumulation", "data-parallel ranks (dp)"))
     if validation is not None:
         if validation.sources:
-            parts.append(_sources("validation sources", validation))
+            parts.append(f"{_sources('validation sources', validation)}{_warnings(validation)}")
         if mesh is not None and validation.degrees:
             title = "validation on data-parallel ranks (dp)"
             parts.append(_degrees(validation, mesh, "batches/step", title))
@@ -89,7 +89,7 @@ def _added(token: int | None) -> str:
 
 
 def _sources(title: str, reading: Reading) -> str:
-    header = ("source", "share", "format", "shards", "bytes", "chunks", "a lane", "tokens/byte", "tokens")
+    header = ("source", "share", "format", "shards", "bytes", "chunks", "a lane", "tokens/byte", "+-", "tokens")
     rows = [
         (
             s.name if len(s.name) <= LONGEST_NAME else s.name[: LONGEST_NAME - 3] + "...",
@@ -99,12 +99,19 @@ def _sources(title: str, reading: Reading) -> str:
             _short(s.num_bytes),
             _short(s.chunks),
             _short(s.lane_chunks),
-            f"{s.tokens_per_mib / 2**20:.3f}",
+            f"{s.estimate.tokens_per_mib / 2**20:.3f}",
+            f"{s.estimate.error:.1%}",
             _short(s.tokens),
         )
         for s in reading.sources
     ]
     return f"{title}\n{_table(header, rows, left=(0, 2))}"
+
+
+def _warnings(reading: Reading) -> str:
+    """What makes shares uneven, a paragraph each."""
+    texts = [text for s in reading.sources for text in s.estimate.warnings(s.name)]
+    return "".join(f"\n{_wrapped(f'Warning: {text}', '  ')}" for text in texts)
 
 
 def _degrees(reading: Reading, mesh: Mesh, batches: str, title: str) -> str:

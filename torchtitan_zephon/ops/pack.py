@@ -31,6 +31,8 @@ class Packer(Protocol):
     carry: Tokens
     last_tokens: int
     """Tokens so far that are a label and no input."""
+    unused_tokens: int
+    """Tokens so far that are neither: a document, or a lane's end, of one token has nothing to predict."""
 
     def add(self, tokens: Tokens) -> Rows: ...
     def flush(self) -> Rows: ...
@@ -41,11 +43,14 @@ class Wrap:
     """Cut every ``seq_len`` tokens. ``carry`` holds the pieces of the unfinished row."""
 
     def __init__(self, seq_len: int, padding_id: int, carry: Tokens) -> None:
-        self.seq_len, self.padding_id, self.carry, self.last_tokens = seq_len, padding_id, carry, 0
+        self.seq_len, self.padding_id, self.carry = seq_len, padding_id, carry
+        self.last_tokens = self.unused_tokens = 0
 
     def add(self, tokens: Tokens) -> Rows:
         """All rows that are now full."""
-        self.last_tokens += len(tokens.ids) - tokens.num_inputs
+        single = int(np.count_nonzero(np.diff(tokens.offsets) == 1))
+        self.last_tokens += len(tokens.ids) - tokens.num_inputs - single
+        self.unused_tokens += single
         joined = _Joined.of(Tokens.join(self.carry, tokens))
         rows = joined.total // self.seq_len
         self.carry = joined.rest(rows * self.seq_len)
@@ -69,7 +74,8 @@ class WrapAcross:
     """
 
     def __init__(self, seq_len: int, padding_id: int, carry: Tokens) -> None:
-        self.seq_len, self.padding_id, self.carry, self.last_tokens = seq_len, padding_id, carry, 0
+        self.seq_len, self.padding_id, self.carry = seq_len, padding_id, carry
+        self.last_tokens = self.unused_tokens = 0
 
     def add(self, tokens: Tokens) -> Rows:
         """All rows that are now full."""
@@ -88,7 +94,8 @@ class WrapAcross:
         """The carry as one padded row; the end of a finite stream. A single token has no label and gives none."""
         joined, self.carry = self.carry, Tokens.empty()
         filled = len(joined.ids) - 1
-        self.last_tokens += filled >= 0
+        self.last_tokens += filled >= 1
+        self.unused_tokens += filled == 0
         if filled < 1:
             return no_rows(self.seq_len)
         row = padding_row(self.seq_len, self.padding_id)
@@ -115,12 +122,15 @@ class FirstFit:
     """Whole documents, first open row with room. Carries nothing across a flush."""
 
     def __init__(self, seq_len: int, padding_id: int) -> None:
-        self.seq_len, self.padding_id, self.carry, self.last_tokens = seq_len, padding_id, Tokens.empty(), 0
+        self.seq_len, self.padding_id, self.carry = seq_len, padding_id, Tokens.empty()
+        self.last_tokens = self.unused_tokens = 0
         self._open: list[_OpenRow] = []
 
     def add(self, tokens: Tokens) -> Rows:
         """Rows that are full, or that were closed to make room, in the order of closing."""
-        self.last_tokens += len(tokens.ids) - tokens.num_inputs
+        single = int(np.count_nonzero(np.diff(tokens.offsets) == 1))
+        self.last_tokens += len(tokens.ids) - tokens.num_inputs - single
+        self.unused_tokens += single
         closed: list[_OpenRow] = []
         offsets = tokens.offsets.tolist()
         for d in range(len(offsets) - 1):

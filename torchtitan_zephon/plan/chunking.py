@@ -37,6 +37,18 @@ class Chunk(NamedTuple):
     stop: int
     num_bytes: int
 
+    def parts(self, numerator: int, denominator: int) -> tuple[Chunk, ...]:
+        """The first ``numerator`` / ``denominator`` of the chunk, then its rest; whole if it cannot be cut."""
+        units = self.stop - self.start
+        middle = self.start + max(1, units * numerator // denominator)
+        if middle >= self.stop:
+            return (self,)
+        first = self.num_bytes * (middle - self.start) // units
+        return (
+            self._replace(stop=middle, num_bytes=first),
+            self._replace(start=middle, num_bytes=self.num_bytes - first),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
@@ -75,6 +87,12 @@ class ChunkTable:
     def typical_chunk_bytes(self) -> int:
         """Mean planned size of a chunk, at least 1."""
         return max(1, int(self.pieces.sizes.sum()) // max(1, self.num_chunks))
+
+    def borders(self, piece: int) -> np.ndarray:
+        """Where the chunks of a piece begin, and where the last one ends, in units: int64 [chunks + 1]."""
+        chunks, units = int(self.chunks[piece]), int(self.pieces.units[piece])
+        k = np.arange(chunks + 1, dtype=np.int64)
+        return np.minimum(k * self.chunk_bytes, units) if self.pieces.runs_of_one else k * units // max(1, chunks)
 
     def chunk(self, epoch: int, run: int, k: int) -> tuple[Chunk, bool]:
         """Chunk ``k`` of run ``run`` (0 <= run < num_runs), and whether it is the run's last."""

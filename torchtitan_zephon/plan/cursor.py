@@ -1,11 +1,12 @@
-"""The endless list of chunks of one lane, as a pure function of a small cursor.
+"""The list of chunks of one lane, as a pure function of a small cursor.
 
 What flows in: a cursor (for each source: runs finished, chunks done in the current run, tokens
-scheduled). What flows out: the next chunk and the cursor after it. Run g = epoch * n + i of a
-source belongs to lane (g + offset) % lanes, so each is read once an epoch by one lane, and a source
-with fewer runs than lanes still feeds them all. Every source has an offset of its own, or in one
-pass over many small sources the first lanes would get all of them. No reading happens here: a whole job can be planned
-on paper.
+scheduled). What flows out: the next chunk and the cursor after it. No reading happens here: a whole
+job can be planned on paper.
+
+Which runs of a source are the lane's own is said by ``Endless`` (a repeating stream) or ``Dealt``
+(one pass). The lane's first chunk is taken in two parts, so that the lane begins as one that has been
+under way: see ``mixture.Begin``.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from . import keyed
 from .chunking import Chunk, ChunkTable
-from .mixture import Mixture
+from .mixture import Begin, Mixture
 
 
 class Cursor(NamedTuple):
@@ -34,31 +37,63 @@ class Cursor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LanePlan:
-    """All that decides the chunks of ``lane``.
+class Endless:
+    """A lane's runs of one source, for ever: every ``lanes``-th of epoch * num_runs + i, from ``first`` on.
 
-    One a source: ``offsets``, ``order_keys`` (None: read in shard order), ``tokens_per_mib`` (measured).
+    Each run is read once an epoch, by one lane, and a source with fewer runs than lanes still feeds them
+    all. ``order_key`` permutes the runs of an epoch; None reads them in shard order.
     """
 
-    lane: int
+    first: int
     lanes: int
+    num_runs: int
+    order_key: int | None
+
+    def run(self, taken: int) -> tuple[int, int] | None:
+        """Epoch and number of the run behind the first ``taken``; never None."""
+        epoch, i = divmod(self.first + self.lanes * taken, self.num_runs)
+        if self.order_key is None:
+            return epoch, i
+        return epoch, keyed.permute(keyed.key(self.order_key, epoch), i, self.num_runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """A lane's runs of one source in a single pass, in order: int64 [runs]. Source: ``deal.deal``."""
+
+    runs: np.ndarray
+
+    def run(self, taken: int) -> tuple[int, int] | None:
+        """Epoch 0 and the number of the run behind the first ``taken``; None behind the last."""
+        return (0, int(self.runs[taken])) if taken < len(self.runs) else None
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlan:
+    """All that decides the chunks of ``lane``. One a source: ``tables``, ``runs``, ``tokens_per_mib`` (measured)."""
+
+    lane: int
     tables: tuple[ChunkTable, ...]
-    offsets: tuple[int, ...]
-    order_keys: tuple[int, ...] | None
+    runs: tuple[Endless | Dealt, ...]
     tokens_per_mib: tuple[int, ...]
     mixture: Mixture
-    repeat: bool
+    begin: Begin
+
+    @property
+    def repeat(self) -> bool:
+        """Whether the lane is endless."""
+        return all(isinstance(runs, Endless) for runs in self.runs)
 
     def next(self, cursor: Cursor) -> tuple[Chunk, Cursor] | None:
         """The chunk at ``cursor`` and the cursor behind it; None once a finite plan is done."""
-        alive = [self.repeat or self._run_number(s, cursor.runs[s]) < t.num_runs for s, t in enumerate(self.tables)]
-        s = self.mixture.next_source(cursor.scheduled_tokens, alive)
-        if s < 0:
+        runs = [runs.run(taken) for runs, taken in zip(self.runs, cursor.runs, strict=True)]
+        if cursor.runs == cursor.chunks == (0,) * len(runs) and runs[self.begin.source] is not None:
+            s = self.begin.source
+        else:
+            s = self.mixture.next_source(cursor.scheduled_tokens, [run is not None for run in runs])
+        if (found := runs[s] if s >= 0 else None) is None:
             return None
-        table = self.tables[s]
-        epoch, i = divmod(self._run_number(s, cursor.runs[s]), table.num_runs)
-        run = i if self.order_keys is None else keyed.permute(keyed.key(self.order_keys[s], epoch), i, table.num_runs)
-        chunk, last = table.chunk(epoch, run, cursor.chunks[s])
+        chunk, last = self._chunk(s, *found, cursor)
         tokens = max(1, chunk.num_bytes * self.tokens_per_mib[s] >> 20)
         return chunk, Cursor(
             _with(cursor.runs, s, cursor.runs[s] + last),
@@ -66,12 +101,20 @@ class LanePlan:
             _with(cursor.scheduled_tokens, s, cursor.scheduled_tokens[s] + tokens),
         )
 
-    def _run_number(self, s: int, taken: int) -> int:
-        return (self.lane - self.offsets[s]) % self.lanes + self.lanes * taken
+    def _chunk(self, s: int, epoch: int, run: int, cursor: Cursor) -> tuple[Chunk, bool]:
+        """The chunk at ``cursor`` in a run of source ``s``, and whether it is the run's last."""
+        k = cursor.chunks[s]
+        if s != self.begin.source or cursor.runs[s]:
+            return self.tables[s].chunk(epoch, run, k)
+        chunk, last = self.tables[s].chunk(epoch, run, 0)
+        parts = chunk.parts(self.begin.numerator, self.begin.denominator)
+        if k < len(parts):
+            return parts[k], last and k + 1 == len(parts)
+        return self.tables[s].chunk(epoch, run, k + 1 - len(parts))
 
 
 def lane_offsets(seed: int, names: Sequence[str], lanes: int) -> tuple[int, ...]:
-    """The lane that gets run 0 of each source."""
+    """The lane that gets run 0 of each source: another for each, or small sources would all begin at lane 0."""
     return tuple(keyed.below(keyed.key(seed, "offset", name), 0, lanes) for name in names)
 
 

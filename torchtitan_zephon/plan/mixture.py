@@ -5,8 +5,9 @@ Stride scheduling (Waldspurger and Weihl, 1995): source s is due at virtual time
 ``(phase + scheduled) / weight``; the earliest goes first. Of two sources, each is within one chunk
 of its share in any prefix of a lane; a heavy source beside many light ones can be off by more
 (4.6 chunks for 0.9 beside ten of 0.01), since all the light ones may be due at once.
-Every lane starts at another phase, spread evenly over the lanes for each source, or step 0 would see
-one source only. All arithmetic is on integers.
+Every lane begins as if it had been under way for a while (``Begin``, ``lane_phases``): the sources that
+the lanes begin with are in proportion to the weights, or the first batches would be nearly one source.
+All arithmetic is on integers.
 
 >>> mixture = Mixture((3, 1), phases=(0, 0))
 >>> scheduled, order = [0, 0], []
@@ -22,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import keyed
 
@@ -57,14 +59,48 @@ def integer_weights(weights: Mapping[str, float]) -> tuple[int, ...]:
     return tuple(max(1, round(w / total * 2**32)) for w in scaled)
 
 
-def lane_phases(
-    seed: int, names: Sequence[str], typical_tokens: Sequence[int], lane: int, lanes: int
-) -> tuple[int, ...]:
-    """Each source's head start in ``lane``: a distinct fraction of its typical chunk's tokens.
+class Begin(NamedTuple):
+    """What a lane begins with: a part of a chunk of ``source``, its first ``numerator`` / ``denominator``.
 
-    For every source the ``lanes`` fractions are (k + 1/2) / lanes in a keyed order.
+    It is as much as a lane that has been under way would still have to deliver of the chunk at hand. The rest of the
+    chunk is the source's next, so the order within a source is not changed.
     """
-    return tuple(
+
+    source: int
+    numerator: int
+    denominator: int
+
+
+def lane_begin(seed: int, weights: Sequence[int], lane: int, lanes: int) -> Begin:
+    """How ``lane`` begins: the lanes' sources are spread evenly over the weights, their parts evenly over a chunk.
+
+    A lane under way is inside a chunk of a source for the source's share of the time, and anywhere in the
+    chunk. With three sources of .5, .3, .2 and 16 lanes 8, 5 and 3 lanes begin with them. Measured there, chunks of
+    128 sequences: the largest error of a share in the first step is .013; without it .116, or .49 where one
+    source's chunks are 30 times smaller.
+    """
+    point = (2 * keyed.permute(keyed.key(seed, "begin"), lane, lanes) + 1) * sum(weights) // (2 * lanes)
+    source = 0
+    while point >= weights[source]:
+        point -= weights[source]
+        source += 1
+    return Begin(source, 2 * keyed.permute(keyed.key(seed, "part"), lane, lanes) + 1, 2 * lanes)
+
+
+def lane_phases(
+    seed: int, names: Sequence[str], weights: Sequence[int], typical_tokens: Sequence[int], lane: int, lanes: int
+) -> tuple[int, ...]:
+    """Each source's head start in ``lane``, in tokens.
+
+    For every source the lanes' head starts are (k + 1/2) / lanes of its typical chunk, in a keyed order. The source
+    that the lane begins with is ahead by what the others are owed for the part of the chunk that the lane would have
+    delivered before: that part times (1 - share).
+    """
+    phases = [
         (2 * keyed.permute(keyed.key(seed, "phase", name), lane, lanes) + 1) * typical // (2 * lanes)
         for name, typical in zip(names, typical_tokens, strict=True)
-    )
+    ]
+    s, numerator, denominator = lane_begin(seed, weights, lane, lanes)
+    before = typical_tokens[s] * (denominator - numerator) // denominator
+    phases[s] = before * (sum(weights) - weights[s]) // sum(weights)
+    return tuple(phases)

@@ -26,6 +26,30 @@ def is_ids(kind: pa.DataType) -> bool:
     return any(of(kind) for of in lists) and pa.types.is_integer(kind.value_type)
 
 
+def numbers(array: pa.Array) -> np.ndarray:
+    """An array of numbers, without a copy; what stands for a null is undefined.
+
+    Arrow's own ``to_numpy`` and its functions import pandas where that is installed, which takes a second.
+    """
+    kind = np.dtype(array.type.to_pandas_dtype())
+    if not len(array):
+        return np.zeros(0, kind)
+    return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize)
+
+
+def valid(array: pa.Array) -> np.ndarray:
+    """Where ``array``, which has nulls, has none: bool [rows]."""
+    bits = np.frombuffer(array.buffers()[0], np.uint8)
+    return np.unpackbits(bits, count=array.offset + len(array), bitorder="little")[array.offset :].astype(bool)
+
+
+def list_lengths(lists: pa.Array) -> np.ndarray:
+    """Values in each list, int64 [rows]; a null counts what lies in its place."""
+    if pa.types.is_fixed_size_list(lists.type):
+        return np.full(len(lists), lists.type.list_size, np.int64)
+    return np.diff(numbers(lists.offsets).astype(np.int64))
+
+
 def ids_of(arrays: list[pa.Array], places: np.ndarray, shard: int, field: str) -> Ids:
     """The documents in ``arrays``; empty ones are counted and left out. Raises ``BadRecord`` for what is no id."""
     flat, lengths, done = [], [], 0
@@ -33,8 +57,8 @@ def ids_of(arrays: list[pa.Array], places: np.ndarray, shard: int, field: str) -
         values = array.flatten()
         if array.null_count or values.null_count:
             raise _null(array, field, places, done)
-        lengths.append(array.value_lengths().to_numpy(zero_copy_only=False))
-        flat.append(values.to_numpy())
+        lengths.append(list_lengths(array))
+        flat.append(numbers(values))
         done += len(array)
     count = np.concatenate([np.zeros(0, np.int64), *lengths]).astype(np.int64)
     offsets = np.zeros(len(count) + 1, np.int64)

@@ -8,6 +8,7 @@ orjson: strict JSON, 260 MB a CPU second, and the exact place of a bad line is k
 
 from __future__ import annotations
 
+from io import SEEK_END, FileIO
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from .files import Manifest
 
 _BOM = b"\xef\xbb\xbf"
 _READ_ON_BYTES = 64 * 1024
+_LOOK_BYTES = 4096
 
 
 class JsonlReader:
@@ -69,9 +71,29 @@ class JsonlReader:
             at += len(line) + 1
         return records, np.array(places, dtype=np.int64)
 
+    def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
+        """The byte range of whole lines: from the one that holds byte ``unit`` on, ``num_bytes`` or more of them."""
+        size = self.manifest.shards[piece].num_bytes
+        with open(self.manifest.path(piece), "rb", buffering=0) as file:
+            start = _line_holding(file, unit)
+            return start, _line_start(file, min(max(unit + 1, start + num_bytes), size), size)
+
     def read_ids(self, chunk: Chunk) -> tuple[list[pa.Array], np.ndarray]:
         """Not offered: lists of numbers in JSON are no fast way to hold tokens."""
         raise AssertionError("a JSONL source holds text")
+
+    def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
+        """Bytes of the lines whose first byte lies in [borders[i], borders[i + 1]); int64 [ranges].
+
+        ``borders`` do not fall. Only the file's bytes from a border to the next line end are read.
+        """
+        starts, start = [], 0
+        with open(self.manifest.path(piece), "rb", buffering=0) as file:
+            for border in borders.tolist():
+                if border > start:  # else no line begins from the border before to `start`
+                    start = _line_start(file, border, self.manifest.shards[piece].num_bytes)
+                starts.append(start)
+        return np.diff(np.array(starts, dtype=np.int64))
 
     def describe(self, place: int) -> str:
         """In words, where in its shard a record lies."""
@@ -85,10 +107,7 @@ def _lines(path: Path, start: int, stop: int, size: int) -> tuple[bytes, int]:
         f.seek(begin)
         data = f.read(stop - begin)
         if len(data) < stop - begin:
-            raise SourceError(
-                f"{str(path)!r} ends at byte {begin + len(data)}, but had {size} bytes when the job "
-                "began: the file was changed or cut while the job runs."
-            )
+            raise _cut(path, begin + len(data), size)
         skip = 0
         if start:
             skip = data.find(b"\n") + 1
@@ -103,6 +122,39 @@ def _lines(path: Path, start: int, stop: int, size: int) -> tuple[bytes, int]:
             parts.append(more[:end] if at_end else more)
             block *= 2
     return b"".join(parts), begin + skip
+
+
+def _line_holding(file: FileIO, at: int) -> int:
+    """The first byte of the line that holds byte ``at``."""
+    block, end = _READ_ON_BYTES, at
+    while end:
+        begin = max(0, end - block)
+        file.seek(begin)
+        if (found := file.read(end - begin).rfind(b"\n")) >= 0:
+            return begin + found + 1
+        end, block = begin, block * 2
+    return 0
+
+
+def _line_start(file: FileIO, border: int, size: int) -> int:
+    """Where the first line begins at or behind ``border`` > 0; ``size`` if there is none."""
+    at, block = border - 1, _LOOK_BYTES
+    file.seek(at)
+    while data := file.read(block):
+        if (end := data.find(b"\n")) >= 0:
+            return min(at + end + 1, size)
+        at += len(data)
+        block = min(2 * block, _READ_ON_BYTES)
+    if (end := file.seek(0, SEEK_END)) < size:
+        raise _cut(Path(file.name), end, size)
+    return size
+
+
+def _cut(path: Path, end: int, size: int) -> SourceError:
+    return SourceError(
+        f"{str(path)!r} ends at byte {end}, but had {size} bytes when the job "
+        "began: the file was changed or cut while the job runs."
+    )
 
 
 def _kind(value: object) -> str:

@@ -1,7 +1,7 @@
 """Parquet: row groups, and row ranges of those far above the chunk size.
 
-Its column is text, or lists of token ids. Only that column is decoded, unless a user's function
-wants whole records. A row range is read by streaming its row group's batches from the start; a
+Its column is text, or lists of token ids. Only that column is decoded; a user's function gets records whose other
+columns are read when it asks for them. A row range is read by streaming its row group's batches from the start; a
 lane takes neighbouring ranges one after the other, and the open stream is kept for the next (at
 most ``OPEN_STREAMS`` a source), so that a row group is decoded about once a run and not once a
 chunk. A miss costs time, never bytes.
@@ -12,18 +12,17 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..records import Record
 from . import BadRecord
 from .files import Manifest
-from .ids import is_ids
+from .groups import RowGroups
+from .lazy import Columns, first_undecodable, lazy_records
 
 OPEN_STREAMS = 64
 _BATCH_ROWS = 256
@@ -37,117 +36,99 @@ class ParquetReader:
     def __init__(self, manifest: Manifest, field: str) -> None:
         self.manifest = manifest
         self._field = field
-        self.holds_ids = False
-        self._groups = [g for shard in range(len(manifest.shards)) for g in self._row_groups(shard)]
-        self._streams: OrderedDict[tuple[int, int, bool], tuple[_Stream, pa.RecordBatch | None]] = OrderedDict()
+        self._groups = RowGroups(manifest, field)
+        self.holds_ids = self._groups.holds_ids
+        self._asked = frozenset({field})  # columns that functions asked for; they are read together from then on
+        self._streams: OrderedDict[tuple[int, int, tuple[str, ...]], tuple[_Stream, pa.RecordBatch | None]]
+        self._streams = OrderedDict()
         self._lock = threading.Lock()
-        if not self._groups:
-            raise SourceError(f"none of the {len(manifest.shards)} Parquet files in {str(manifest.root)!r} has a row.")
-
-    def _row_groups(self, shard: int) -> list[tuple[int, int, int, int, int]]:
-        """(shard, row group, first row, rows, text bytes) of every row group that has rows."""
-        path = self.manifest.path(shard)
-        try:
-            with pq.ParquetFile(path) as file:
-                metadata, schema = file.metadata, file.schema_arrow
-        except (pa.ArrowException, OSError) as error:
-            raise SourceError(f"{str(path)!r} is not a readable Parquet file: {error}") from None
-        ids = self._holds_ids(path, schema)
-        if shard and ids != self.holds_ids:
-            raise SourceError(
-                f"{str(path)!r}: column {self._field!r} holds {schema.field(self._field).type}, and the files before "
-                f"it {'token ids' if self.holds_ids else 'text'}; a source is one or the other."
-            )
-        self.holds_ids = ids
-        groups, first = [], 0
-        for g in range(metadata.num_row_groups):
-            group = metadata.row_group(g)
-            columns = [group.column(c) for c in range(group.num_columns)]
-            size = sum(
-                c.total_uncompressed_size
-                for c in columns
-                if c.path_in_schema == self._field or (ids and c.path_in_schema.startswith(f"{self._field}."))
-            )
-            if group.num_rows:
-                groups.append((shard, g, first, group.num_rows, max(1, size)))
-            first += group.num_rows
-        return groups
-
-    def _holds_ids(self, path: Path, schema: pa.Schema) -> bool:
-        """Whether the column holds token ids and not text; ``SourceError`` if it is neither."""
-        if self._field not in schema.names:
-            raise SourceError(
-                f"{str(path)!r} has no column {self._field!r}; its columns: "
-                f'{", ".join(map(repr, schema.names))}. Name the text column with `field = "..."`.'
-            )
-        if schema.names.count(self._field) > 1:
-            raise SourceError(f"{str(path)!r} has {schema.names.count(self._field)} columns named {self._field!r}.")
-        kind = schema.field(self._field).type
-        text = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if pa.types.is_string(text) or pa.types.is_large_string(text) or pa.types.is_string_view(text):
-            return False
-        if not is_ids(kind):
-            raise SourceError(
-                f"{str(path)!r}: column {self._field!r} holds {kind}, neither text (string) nor token ids (list, "
-                "large_list or fixed_size_list of integers)."
-            )
-        return True
 
     def pieces(self) -> Pieces:
         """One piece a row group that has rows; its units are rows."""
-        columns = np.array(self._groups, dtype=np.int64)
-        return Pieces(sizes=columns[:, 4], units=columns[:, 3], runs_of_one=False)
+        return Pieces(sizes=self._groups.sizes, units=self._groups.rows, runs_of_one=False)
 
     def shard_of(self, piece: int) -> int:
         """The file that row group ``piece`` lies in."""
-        return self._groups[piece][0]
+        return self._groups.at(piece).shard
+
+    def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
+        """The rows from ``unit`` on that hold about ``num_bytes`` of text, by the mean of the row group."""
+        rows = int(self._groups[piece, 3])
+        return unit, min(rows, unit + max(1, num_bytes * rows // int(self._sizes[piece])))
+
+    def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
+        """Bytes of text or of ids in the rows [borders[i], borders[i + 1]) of ``piece``; int64 [ranges]."""
+        return self._groups.weigh(piece, borders)
 
     def read(self, chunk: Chunk, whole_records: bool) -> tuple[list[Record], np.ndarray]:
-        """The records of ``chunk`` and their row numbers in the file, int64 [records]."""
-        batches, places = self._batches(chunk, whole_records)
+        """The records of ``chunk`` and their row numbers in the file, int64 [records].
+
+        Whole records have all columns of the file; those that nobody asked for before are read when they are.
+        """
+        if whole_records:
+            return self._whole_records(chunk)
+        batches, places = self._batches(chunk, (self._field,))
         try:
             return [record for batch in batches for record in batch.to_pylist()], places
-        except UnicodeDecodeError as error:
-            rows = f"rows {places[0]} to {places[-1]}"
-            raise BadRecord(f"a text in {rows} is not valid UTF-8: {error}", int(places[0])) from None
+        except UnicodeDecodeError:
+            bad = first_undecodable(self._field, [batch.column(0) for batch in batches], places)
+            assert bad is not None
+            raise bad from None
 
     def read_ids(self, chunk: Chunk) -> tuple[list[pa.Array], np.ndarray]:
         """The token ids of ``chunk``, a list a row, in arrays of many rows; and the row numbers, int64 [rows]."""
-        batches, places = self._batches(chunk, False)
+        batches, places = self._batches(chunk, (self._field,))
         return [batch.column(0) for batch in batches], places
 
-    def _batches(self, chunk: Chunk, whole_records: bool) -> tuple[list[pa.RecordBatch], np.ndarray]:
-        shard, group, first, rows, _ = self._groups[chunk.piece]
-        wanted = chunk.stop - chunk.start
-        with self._lock:
-            stream, held = self._streams.pop((chunk.piece, chunk.start, whole_records), (None, None))
+    def _whole_records(self, chunk: Chunk) -> tuple[list[Record], np.ndarray]:
+        names = self._groups.columns[self.shard_of(chunk.piece)]
+        asked = [name for name in names if name in self._asked]
+        columns = tuple(name for name in asked if asked.count(name) == 1)
         try:
+            batches, places = self._batches(chunk, columns)
+        except SourceError:  # of a column that this chunk's functions may not ask for
+            columns = (self._field,)
+            batches, places = self._batches(chunk, columns)
+        arrays = {name: [batch.column(i) for batch in batches] for i, name in enumerate(columns)}
+        found = Columns(arrays, lambda name: self._one_column(chunk, name, places), places)
+        return list(lazy_records(names, found, len(places))), places
+
+    def _one_column(self, chunk: Chunk, name: str, places: np.ndarray) -> list[pa.Array]:
+        """Column ``name`` of ``chunk``, which a function has asked for; from now on it is read with the others."""
+        what, first = f"column {name!r} of rows {places[0]} to {places[-1]}", int(places[0])
+        if (count := self._groups.columns[self.shard_of(chunk.piece)].count(name)) > 1:
+            raise BadRecord(f"{what}: there are {count} columns of this name, so a function can have none", first)
+        try:
+            batches, _ = self._batches(chunk, (name,), keep=False)
+        except SourceError as error:
+            cause = error.__cause__
+            if cause is None or getattr(cause, "errno", None) is not None:
+                raise  # the file and not the column
+            raise BadRecord(f"{what} cannot be read, and a function asks for it: {cause}", first) from cause
+        with self._lock:
+            self._asked |= {name}
+        return [batch.column(0) for batch in batches]
+
+    def _batches(
+        self, chunk: Chunk, columns: tuple[str, ...], keep: bool = True
+    ) -> tuple[list[pa.RecordBatch], np.ndarray]:
+        """The rows of ``chunk`` and their numbers in the file; the stream stays open for the next rows if ``keep``."""
+        at, wanted = self._groups.at(chunk.piece), chunk.stop - chunk.start
+        with self._lock:
+            stream, held = self._streams.pop((chunk.piece, chunk.start, columns), (None, None))
+        with self._groups.errors_at(at):
             if stream is None:
-                stream = self._open(shard, group, whole_records)
+                stream = self._groups.batches(at, columns, _BATCH_ROWS)
                 held = self._skip(stream, chunk.start)
             batches, held = self._take(stream, held, wanted)
-        except (pa.ArrowException, OSError) as error:
-            raise SourceError(f"{str(self.manifest.path(shard))!r}, row group {group}: {error}") from None
         if sum(batch.num_rows for batch in batches) < wanted:
-            raise SourceError(
-                f"{str(self.manifest.path(shard))!r}, row group {group} ends early: the file was changed "
-                "while the job runs."
-            )
-        if chunk.stop < rows:
+            raise self._groups.ends_early(at)
+        if keep and chunk.stop < at.rows:
             with self._lock:
-                self._streams[chunk.piece, chunk.stop, whole_records] = (stream, held)
+                self._streams[chunk.piece, chunk.stop, columns] = (stream, held)
                 if len(self._streams) > OPEN_STREAMS:
                     self._streams.popitem(last=False)
-        return batches, np.arange(first + chunk.start, first + chunk.stop, dtype=np.int64)
-
-    def _open(self, shard: int, group: int, whole_records: bool) -> _Stream:
-        file = pq.ParquetFile(self.manifest.path(shard))
-        return file.iter_batches(  # type: ignore[no-any-return]
-            batch_size=_BATCH_ROWS,
-            row_groups=[group],
-            use_threads=False,
-            columns=None if whole_records else [self._field],
-        )
+        return batches, np.arange(at.first + chunk.start, at.first + chunk.stop, dtype=np.int64)
 
     @staticmethod
     def _skip(stream: _Stream, rows: int) -> pa.RecordBatch | None:

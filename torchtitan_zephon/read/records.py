@@ -30,6 +30,8 @@ class Reader(Protocol):
 
     def pieces(self) -> Pieces: ...
     def shard_of(self, piece: int) -> int: ...
+    def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]: ...
+    def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray: ...
     def read(self, chunk: Chunk, whole_records: bool) -> tuple[list[Record], np.ndarray]: ...
     def read_ids(self, chunk: Chunk) -> tuple[list[pa.Array], np.ndarray]: ...
     def describe(self, place: int) -> str: ...
@@ -56,6 +58,14 @@ class Source:
     def holds_ids(self) -> bool:
         """Its documents are token ids already, not text."""
         return self.reader.holds_ids
+
+    def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
+        """Planned bytes of what begins in each range [borders[i], borders[i + 1]) of ``piece``, int64 [ranges].
+
+        Bytes of lines (JSONL), or of text or ids (Parquet), by looking and not by the mean of the piece.
+        """
+        with self._errors_of(self.reader.shard_of(piece)):
+            return self.reader.weigh(piece, borders)
 
     def texts(self, chunk: Chunk, functions: tuple[Function, ...]) -> Texts:
         """The texts of ``chunk`` after the user's functions, in file order."""
@@ -116,7 +126,7 @@ class Source:
         for f in functions:
             try:
                 result = f.call(record)
-            except ZephonError:
+            except (ZephonError, BadRecord):
                 raise
             except Exception as error:
                 raise FunctionError(
@@ -125,7 +135,7 @@ class Source:
                     f"{self.reader.describe(place)}."
                 ) from error
             if f.kind == "map":
-                if type(result) is not dict:
+                if not isinstance(result, dict):
                     raise BadRecord(
                         f"map function {f.identity} must return a record (a dict); it returned {type(result).__name__}",
                         place,

@@ -25,7 +25,6 @@ from ..ledger import LaneEntry, LedgerWriter
 from ..plan.layout import Layout
 from ..program import Program, compile_program
 from ..state import Snapshot, decode_stream, listed
-from .count import remember_count
 from .messages import Ended, Failed, FromLoader, Ready, Save, Saved, Setup, Taken
 from .ring import SLOTS, Ring
 from .stream import RankStream
@@ -146,7 +145,4 @@ def _compiled(setup: Setup) -> Program:
             "the data changed between the start of the job and that of its loader's process (field: at the start -> "
             f"now):{listed(changes)}\nStart again when nothing writes to the sources."
         )
-    if setup.counts is not None:
-        assert stream.tokens_per_mib is not None
-        remember_count(program, stream.tokens_per_mib, setup.counts)
     return program

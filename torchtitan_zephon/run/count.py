@@ -1,14 +1,15 @@
-"""How long a finite stream is, without asking another rank.
+"""How many sequences the lanes of a finite stream have, before the first is handed out.
 
-What flows in: a program. What flows out: the number of sequences of every lane in one pass. Every
-rank must know the last step, and none waits for another, so each reads and tokenises the whole
-source once, before its first batch. Advantage: no collective; disadvantage: the set is read by
-every rank. Kept for the life of the process (a validation set is passed many times).
+What flows in: a program. What flows out: the number of sequences of each lane in one pass. All ranks must
+end at the same step, so each counts its own lanes, which costs reading and tokenising them once more, and the ranks
+exchange the counts once. They are a part of the stream's state: a resume counts nothing. Kept for the life of the
+process, as a validation set is passed many times.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future
 
 from ..errors import ConfigError
@@ -18,33 +19,24 @@ from ..records import Tokens
 from ..state import recipe_hash
 from .pool import Pool
 
-_counted: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+_counted: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
 
 
-def count_sequences(program: Program, tokens_per_mib: tuple[int, ...], workers: int) -> list[int]:
-    """Sequences of every lane in one pass of a finite stream. Raises ``ConfigError`` if it repeats."""
+def count_sequences(
+    program: Program, tokens_per_mib: tuple[int, ...], lanes: Iterable[int], workers: int
+) -> dict[int, int]:
+    """Sequences of each of ``lanes`` in one pass of a finite stream. Raises ``ConfigError`` if it repeats."""
     if program.recipe.repeat:
         raise ConfigError("a repeating stream has no last step.")
-    key = _key(program, tokens_per_mib)
-    if key not in _counted:
+    known = _counted.setdefault((recipe_hash(program.identity), tokens_per_mib), {})
+    if new := [n for n in lanes if n not in known]:
         pool = Pool(workers)
         try:
-            _counted[key] = [
-                _count_lane(Lane(program.lane(n, tokens_per_mib)), program, pool, 2 * workers)
-                for n in range(program.recipe.lanes)
-            ]
+            for n, lane in program.lanes(new, tokens_per_mib).items():
+                known[n] = _count_lane(Lane(lane), program, pool, 2 * workers)
         finally:
             pool.close()
-    return _counted[key]
-
-
-def remember_count(program: Program, tokens_per_mib: tuple[int, ...], counts: list[int]) -> None:
-    """Take ``counts`` for what ``count_sequences`` found in another process."""
-    _counted[_key(program, tokens_per_mib)] = counts
-
-
-def _key(program: Program, tokens_per_mib: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    return recipe_hash(program.identity), tokens_per_mib
+    return {n: known[n] for n in lanes}
 
 
 def _count_lane(lane: Lane, program: Program, pool: Pool, depth: int) -> int:

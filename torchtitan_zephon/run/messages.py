@@ -23,10 +23,7 @@ from ..state import Snapshot
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """All that the loader's process needs: the program's parts, and the place where it begins.
-
-    ``counts``: sequences of every lane of a finite stream, which the trainer's process has counted.
-    """
+    """All that the loader's process needs: the program's parts, and the place where it begins."""
 
     recipe: Recipe
     seq_len: int
@@ -35,7 +32,6 @@ class Setup:
     layout: Layout
     settings: RunSettings
     state: dict[str, Any]
-    counts: list[int] | None
 
 
 class Taken(NamedTuple):

@@ -33,7 +33,6 @@ from ..program import Program
 from ..read.records import Function
 from ..records import Batch, Figures, Rows
 from ..state import Snapshot
-from .count import count_sequences
 from .messages import Ended, Failed, FromLoader, Ready, Save, Saved, Setup, Taken
 from .ring import allocate
 from .stream import RankStream
@@ -82,11 +81,8 @@ class ProcessStream(RankStream):
 
     def _start_child(self) -> Child:
         """Measure and count here, where both are kept for the next child; the child begins where this stream stands."""
-        program, counts = self.program, None
-        if self._tokens_per_mib is None:
-            self._tokens_per_mib = program.measure()
-        if not program.recipe.repeat:
-            counts = count_sequences(program, self._tokens_per_mib, self.settings.workers)
+        program = self.program
+        self._measure()
         setup = Setup(
             recipe=program.recipe,
             seq_len=program.seq_len,
@@ -95,7 +91,6 @@ class ProcessStream(RankStream):
             layout=self.layout,
             settings=self.settings,
             state=self.snapshot().encode(),
-            counts=counts,
         )
         return Child(setup)
 

@@ -63,6 +63,7 @@ class RankStream:
         self._open_ledger = open_ledger
         self.program, self.layout, self.settings, self.first_step = program, layout, settings, first_step
         self._tokens_per_mib: tuple[int, ...] | None = None
+        self._pass_sequences: tuple[int, ...] | None = None
         self._saved: dict[int, LaneState] = {}
         self._lanes: dict[int, Lane] = {}
         self._active: list[Lane] = []
@@ -171,23 +172,37 @@ class RankStream:
 
     def _start(self) -> None:
         """Build the lanes where the state says, replay to where the trainer was, compare digests."""
-        if self._tokens_per_mib is None:
-            self._tokens_per_mib = self.program.measure()
+        rates = self._measure()
         self._pool = Pool(self.settings.workers)
         weakref.finalize(self, self._pool.close)
-        numbers = self.layout.own_lanes
-        self._lanes = {n: Lane(self.program.lane(n, self._tokens_per_mib), self._saved.get(n)) for n in numbers}
-        self._work = {n: deque() for n in numbers}
+        programs = self.program.lanes(self.layout.own_lanes, rates)
+        self._lanes = {n: Lane(program, self._saved.get(n)) for n, program in programs.items()}
+        self._work = {n: deque() for n in programs}
         self._bytes_out = 0
         self._replay()
         self._active = list(self._lanes.values())
         self._fetch_ahead()
         if self.settings.ledger:
             self._ledger = self._open_ledger(Path(self.settings.ledger) / self._name(), self.layout, self.program.names)
-        if not self.program.recipe.repeat:
-            most = max(count_sequences(self.program, self._tokens_per_mib, self.settings.workers))
-            # Steps behind this place may have been of another size.
-            self._last_step = self._step + max(0, -(-(most - self._lane_sequences) // self.layout.lane_sequences))
+        if self._pass_sequences is not None:  # steps behind this place may have been of another size
+            left = max(self._pass_sequences) - self._lane_sequences
+            self._last_step = self._step + max(0, -(-left // self.layout.lane_sequences))
+
+    def _measure(self) -> tuple[int, ...]:
+        """What a stream has to know before it begins, found out unless the state says it: tokens per byte, its end."""
+        program = self.program
+        if self._tokens_per_mib is None:
+            estimates = program.measure()
+            self._tokens_per_mib = tuple(e.tokens_per_mib for e in estimates)
+            if self.layout.dp_rank == 0:
+                for name, found in zip(program.names, estimates, strict=True):
+                    for warning in found.warnings(name):
+                        logger.warning(warning)
+        if self._pass_sequences is None and not program.recipe.repeat:
+            lanes = range(self.layout.lanes)
+            counts = count_sequences(program, self._tokens_per_mib, lanes, self.settings.workers)
+            self._pass_sequences = tuple(counts[n] for n in lanes)
+        return self._tokens_per_mib
 
     def _replay(self) -> None:
         """Read again what the trainer took of the segments at hand, all lanes in step, and compare."""
@@ -261,9 +276,9 @@ class RankStream:
         total = Balance()
         for lane in lanes:
             total.add(lane.balance)
-        tokens = tuple(map(sum, zip(*(lane.source_tokens for lane in lanes), strict=True)))
-        runs = tuple(map(sum, zip(*(lane.source_runs for lane in lanes), strict=True)))
-        return Figures(total, sum(lane.ready for lane in lanes), tokens, runs)
+        columns = ([lane.source_tokens, lane.scheduled_tokens, lane.source_runs] for lane in lanes)
+        tokens, scheduled, runs = (tuple(map(sum, zip(*column, strict=True))) for column in zip(*columns, strict=True))
+        return Figures(total, sum(lane.ready for lane in lanes), tokens, scheduled, runs)
 
     @property
     def balance(self) -> Balance:
@@ -301,6 +316,7 @@ class RankStream:
             self._step,
             self.first_step,
             self._lane_sequences,
+            self._pass_sequences,
         )
         return Snapshot(stream, tuple(map(self._lane_state, self.layout.own_lanes)))
 
@@ -319,5 +335,5 @@ class RankStream:
         self.program = on_backend(stream.tokenizer_backend, self.program, self.settings)
         self._drop()
         self._ended, self._last_step, self._failure = False, None, None
-        self._saved, self._tokens_per_mib = lanes, stream.tokens_per_mib
+        self._saved, self._tokens_per_mib, self._pass_sequences = lanes, stream.tokens_per_mib, stream.pass_sequences
         self._step, self.first_step, self._lane_sequences = stream.step, stream.first_step, stream.lane_sequences

@@ -1,0 +1,220 @@
+"""The row groups of a Parquet source: where they lie, what they weigh, and batches of their columns.
+
+Every footer is looked at once, and in it the wanted column only: what stands beside it may be encrypted or of a type
+that nothing here knows. A file without rows decides nothing, whatever its columns are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import SourceError
+from . import sizes
+from .files import Manifest
+from .footers import Footer, Footers, is_signed
+from .ids import is_ids
+
+_BATCH_ROWS = 4096
+_BATCH_BYTES = 4 * 2**20
+"""Where lengths are measured, a batch has at most so many rows, and about so many bytes as encoded."""
+
+
+class Group(NamedTuple):
+    """A row group that has rows: row group ``number`` of file ``shard``, where ``first`` is its first row.
+
+    ``encoded``: bytes of the wanted column before compression. ``repeats``: 1 if it has a dictionary, so that a text
+    which stands there often is there once.
+    """
+
+    shard: int
+    number: int
+    first: int
+    rows: int
+    encoded: int
+    repeats: int
+
+
+class RowGroups:
+    """The row groups of one source that have rows, in order of files. Thread-safe.
+
+    ``rows`` and ``sizes`` (bytes of text or ids, see ``sizes``): int64 [groups]. ``columns``: the names of the columns
+    of every file, empty for one without rows. Raises ``SourceError`` for a file that is not as it must be.
+    """
+
+    def __init__(self, manifest: Manifest, field: str) -> None:
+        self.holds_ids = False
+        self.columns: list[tuple[str, ...]] = []
+        self._manifest = manifest
+        self._field = field
+        self._footers = Footers(manifest)
+        found: list[np.ndarray] = []
+        for shard in range(len(manifest.shards)):
+            if (groups := self._row_groups(shard, first=not found)) is not None:
+                found.append(groups)
+        if not found:
+            raise SourceError(f"none of the {len(manifest.shards)} Parquet files in {str(manifest.root)!r} has a row.")
+        table = np.concatenate(found)
+        self._groups, stated = table[:, :-1].copy(), table[:, -1]
+        self.rows = self._groups[:, 3]
+        self.sizes = self._text_bytes(stated)
+
+    def _row_groups(self, shard: int, first: bool) -> np.ndarray | None:
+        """The row groups of a file that have rows: int64 [groups, 7], as in ``Group``, then the bytes that the footer
+        states (0: none); None where no group has rows.
+
+        ``first`` says that no file before it has rows.
+        """
+        footer = self._footers.of(shard)
+        groups = [footer.metadata.row_group(g) for g in range(footer.metadata.num_row_groups)]
+        rows = [group.num_rows for group in groups]
+        if not any(rows):
+            self.columns.append(())
+            return None
+        names = tuple(footer.schema.names)
+        self.columns.append(self.columns[-1] if self.columns and self.columns[-1] == names else names)
+        path = self._manifest.path(shard)
+        ids = self._holds_ids(path, footer.schema)
+        if not first and ids != self.holds_ids:
+            raise SourceError(
+                f"{str(path)!r}: column {self._field!r} holds {footer.schema.field(self._field).type}, and the files "
+                f"before it {'token ids' if self.holds_ids else 'text'}; a source is one or the other."
+            )
+        self.holds_ids = ids
+        self._refuse_encrypted(shard, footer, next(g for g, n in enumerate(rows) if n))
+        leaf = self._leaf(footer)
+        before = np.cumsum([0, *rows]).tolist()
+        found = []
+        for g, group in enumerate(groups):
+            if rows[g]:
+                column = group.column(leaf)
+                about = column.total_uncompressed_size, not ids and column.has_dictionary_page
+                found.append((shard, g, before[g], rows[g], *about, sizes.stated_bytes(column, ids) or 0))
+        return np.array(found, dtype=np.int64)
+
+    def _holds_ids(self, path: Path, schema: pa.Schema) -> bool:
+        """Whether the column holds token ids and not text; ``SourceError`` if it is neither."""
+        if self._field not in schema.names:
+            raise SourceError(
+                f"{str(path)!r} has no column {self._field!r}; its columns: "
+                f'{", ".join(map(repr, schema.names))}. Name the text column with `field = "..."`.'
+            )
+        if schema.names.count(self._field) > 1:
+            raise SourceError(f"{str(path)!r} has {schema.names.count(self._field)} columns named {self._field!r}.")
+        kind = schema.field(self._field).type
+        text = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if pa.types.is_string(text) or pa.types.is_large_string(text) or pa.types.is_string_view(text):
+            return False
+        if not is_ids(kind):
+            raise SourceError(
+                f"{str(path)!r}: column {self._field!r} holds {kind}, neither text (string) nor token ids (list, "
+                "large_list or fixed_size_list of integers)."
+            )
+        return True
+
+    def _refuse_encrypted(self, shard: int, footer: Footer, group: int) -> None:
+        path = self._manifest.path(shard)
+        try:
+            if is_signed(path, footer.metadata):
+                next(_batches(self._footers.open(shard), [group], [self._leaf(footer)], 1))
+        except (pa.ArrowException, OSError) as error:
+            raise SourceError(
+                f"{str(path)!r}: column {self._field!r} cannot be read: {error}. If it is encrypted: no key can be "
+                "given, so write a plain copy of it."
+            ) from error
+
+    def _leaf(self, footer: Footer) -> int:
+        """The column's only leaf: a text's, or that of the ids in a list."""
+        column: int = footer.schema.names.index(self._field)
+        return footer.leaves[column].start
+
+    def _text_bytes(self, stated: np.ndarray) -> np.ndarray:
+        """Bytes of text or of ids in every row group, int64 [groups]; some are measured where no footer states them."""
+        unknown = np.flatnonzero(stated == 0)
+        shards, rows, encoded = (self._groups[:, c] for c in (0, 3, 4))
+        picked = sizes.sample(shards[unknown], rows[unknown], encoded[unknown])
+        pieces = unknown[picked.groups]
+        known_rows, known_bytes = np.where(stated, rows, 0), stated.copy()
+        known_rows[pieces] = picked.rows
+        for _, together in itertools.groupby(
+            pieces.tolist(),  # those of a file in one go, unless one is measured in part
+            lambda p: (self._groups[p, 0], self._groups[p, 5], None if known_rows[p] == rows[p] else p),
+        ):
+            run = list(together)
+            known_bytes[run] = self._weigh([self.at(p) for p in run], np.cumsum([0, *known_rows[run]]))
+        known = np.flatnonzero(known_rows)
+        return sizes.fill(rows, known, known_rows[known], known_bytes[known])
+
+    def at(self, piece: int) -> Group:
+        """Where row group ``piece`` lies."""
+        return Group(*self._groups[piece].tolist())
+
+    def batches(self, at: Group, columns: tuple[str, ...], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """The rows of ``at`` in batches of ``columns``, which are in the file's order. Raises as Arrow does."""
+        footer = self._footer(at, columns)
+        leaves = [leaf for name in columns for leaf in footer.leaves[footer.schema.names.index(name)]]
+        return _batches(self._footers.open(at.shard), [at.number], leaves, batch_rows)
+
+    def _footer(self, at: Group, columns: tuple[str, ...]) -> Footer:
+        """That of the row group's file. Raises ``SourceError`` if the file was replaced and has no such group now."""
+        footer = self._footers.of(at.shard)
+        names = footer.schema.names
+        if at.number >= footer.metadata.num_row_groups or any(names.count(name) != 1 for name in columns):
+            raise self.ends_early(at)
+        return footer
+
+    @contextmanager
+    def errors_at(self, at: Group) -> Iterator[None]:
+        """What Arrow or the system says becomes a ``SourceError`` that names file and row group."""
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            path = str(self._manifest.path(at.shard))
+            raise SourceError(f"{path!r}, row group {at.number}: {error}") from error
+
+    def ends_early(self, at: Group) -> SourceError:
+        """The error for a row group that is not what it was."""
+        return SourceError(
+            f"{str(self._manifest.path(at.shard))!r}, row group {at.number} ends early: the file was changed "
+            "while the job runs."
+        )
+
+    def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
+        """Bytes of text or of ids in the rows [borders[i], borders[i + 1]) of ``piece``; int64 [ranges].
+
+        The lengths of all rows up to the last border are decoded; no text is kept.
+        """
+        return self._weigh([self.at(piece)], borders)
+
+    def _weigh(self, groups: list[Group], borders: np.ndarray) -> np.ndarray:
+        """The same for rows that are counted from the first of ``groups``, which are of one file and alike."""
+        at, stop = groups[0], int(borders[-1])
+        leaf = self._leaf(self._footer(at, (self._field,)))
+        rows, encoded = sum(g.rows for g in groups), sum(g.encoded for g in groups)
+        batch_rows = min(_BATCH_ROWS, max(1, rows * _BATCH_BYTES // max(1, encoded)), max(1, stop))
+        before = np.zeros(len(borders), np.int64)
+        row = total = 0
+        with self.errors_at(at):
+            file = self._footers.open(at.shard, [leaf] if at.repeats else None)
+            batches = _batches(file, [g.number for g in groups], [leaf], batch_rows)
+            while row < stop and (batch := next(batches, None)) is not None:
+                cumulative = np.concatenate([[total], sizes.lengths(batch.column(0), self.holds_ids)]).cumsum()
+                here = (borders > row) & (borders <= row + batch.num_rows)
+                before[here] = cumulative[borders[here] - row]
+                row, total = row + batch.num_rows, int(cumulative[-1])
+        if row < stop:
+            raise self.ends_early(at)
+        return np.diff(before)
+
+
+def _batches(file: pq.ParquetFile, groups: list[int], leaves: list[int], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    return file.reader.iter_batches(  # type: ignore[no-any-return]
+        batch_rows, row_groups=groups, column_indices=leaves, use_threads=False
+    )
