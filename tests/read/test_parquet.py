@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.scenarios import text_of, write_parquet
+from tests.scenarios import text_of, texts_of, write_parquet
 from torchtitan_zephon import RecordError, SourceError
 from torchtitan_zephon.plan import keyed
 from torchtitan_zephon.plan.chunking import Chunk, cut
@@ -179,3 +179,22 @@ def test_a_file_that_was_replaced_while_the_job_runs_is_an_error(tmp_path: Path)
     write_parquet(tmp_path / "a.parquet", TEXTS[:60], row_group_rows=100)
     with pytest.raises(SourceError, match=r"a\.parquet', row group 0 ends early"):
         read_all(reader, [Chunk(0, 0, 0, 0, 0, 100, 100)])
+
+
+def test_a_later_range_goes_on_with_a_stream_that_is_open_before_it(tmp_path: Path) -> None:
+    reader = reader_of(write_parquet(tmp_path / "a.parquet", texts_of(3000), row_group_rows=3000))
+    opened: list[int] = []
+    batches = reader._groups.batches
+
+    def counted(*arguments: Any) -> Any:
+        opened.append(1)
+        return batches(*arguments)
+
+    reader._groups.batches = counted  # type: ignore[method-assign]
+    for start, stop in ((100, 130), (130, 140), (500, 1200), (1300, 1301), (2999, 3000)):
+        records, places = reader.read(Chunk(0, 0, 0, 0, start, stop, 1), whole_records=False)
+        assert [r["text"] for r in records] == texts_of(3000)[start:stop]
+        assert places.tolist() == list(range(start, stop))
+    assert len(opened) == 1
+    assert [r["text"] for r in reader.read(Chunk(0, 0, 0, 0, 7, 9, 1), False)[0]] == texts_of(3000)[7:9]
+    assert len(opened) == 2

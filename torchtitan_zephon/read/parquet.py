@@ -53,8 +53,8 @@ class ParquetReader:
 
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The rows from ``unit`` on that hold about ``num_bytes`` of text, by the mean of the row group."""
-        rows = int(self._groups[piece, 3])
-        return unit, min(rows, unit + max(1, num_bytes * rows // int(self._sizes[piece])))
+        rows = int(self._groups.rows[piece])
+        return unit, min(rows, unit + max(1, num_bytes * rows // int(self._groups.sizes[piece])))
 
     def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
         """Bytes of text or of ids in the rows [borders[i], borders[i + 1]) of ``piece``; int64 [ranges]."""
@@ -115,11 +115,13 @@ class ParquetReader:
         """The rows of ``chunk`` and their numbers in the file; the stream stays open for the next rows if ``keep``."""
         at, wanted = self._groups.at(chunk.piece), chunk.stop - chunk.start
         with self._lock:
-            stream, held = self._streams.pop((chunk.piece, chunk.start, columns), (None, None))
+            before = (row for piece, row, c in self._streams if piece == chunk.piece and c == columns)
+            row = max((row for row in before if row <= chunk.start), default=0)
+            stream, held = self._streams.pop((chunk.piece, row, columns), (None, None))
         with self._groups.errors_at(at):
             if stream is None:
                 stream = self._groups.batches(at, columns, _BATCH_ROWS)
-                held = self._skip(stream, chunk.start)
+            held = self._skip(stream, held, chunk.start - row)
             batches, held = self._take(stream, held, wanted)
         if sum(batch.num_rows for batch in batches) < wanted:
             raise self._groups.ends_early(at)
@@ -131,15 +133,12 @@ class ParquetReader:
         return batches, np.arange(at.first + chunk.start, at.first + chunk.stop, dtype=np.int64)
 
     @staticmethod
-    def _skip(stream: _Stream, rows: int) -> pa.RecordBatch | None:
-        """Pass over ``rows`` rows; returns the rest of the batch in which they ended."""
-        for batch in stream if rows else ():
-            if rows < batch.num_rows:
-                return batch.slice(rows)
-            rows -= batch.num_rows
-            if not rows:
-                return None
-        return None
+    def _skip(stream: _Stream, held: pa.RecordBatch | None, rows: int) -> pa.RecordBatch | None:
+        """Pass over ``rows`` rows, first of ``held``; returns the rest of the batch in which they ended."""
+        while rows and (batch := next(stream, None) if held is None else held) is not None:
+            held = batch.slice(rows) if rows < batch.num_rows else None
+            rows -= min(rows, batch.num_rows)
+        return held
 
     @staticmethod
     def _take(
