@@ -129,13 +129,13 @@ def test_the_seed_of_the_buffer_follows_the_seed_unless_it_is_stated(sources: So
         (lambda s: small_pipeline(s, seq_len=64), ["seq_len: 32 -> 64"]),
         (
             lambda s: small_pipeline(s, weights={"news": 3, "wiki": 1}),
-            ["sources.news.weight: 0.5 -> 0.75", "sources.wiki.weight: 0.5 -> 0.25"],
+            ["sources.news.weight: 50 % of tokens -> 75 %", "sources.wiki.weight: 50 % of tokens -> 25 %"],
         ),
         (lambda s: small_pipeline(s).map(dict, identity="copy"), ['functions: [] -> ["map copy"]']),
         (
             lambda s: small_pipeline({"news": s["news"]}, weights={"news": 1}),
-            ["sources.news.weight", "sources.wiki.field", "sources.wiki.format", "sources.wiki.shards.0.jsonl",
-             "sources.wiki.shards.1.jsonl", "sources.wiki.weight"],
+            ["sources.wiki.field", "sources.wiki.format", "sources.wiki.shards.0.jsonl",
+             "sources.wiki.shards.1.jsonl", "sources.wiki.weight: 50 % of tokens -> (absent)"],
         ),
         (
             lambda s: small_pipeline(s).tokenize(tokenizer_id=str(tokenizer_folder()), field="id"),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from torchtitan_zephon import load_recipe
-from torchtitan_zephon.config import load_toml
 from torchtitan_zephon.reference import reference
 from torchtitan_zephon.titan.job import parse_job
+from torchtitan_zephon.toml_files import load_toml
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

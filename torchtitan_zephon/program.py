@@ -11,13 +11,14 @@ import functools
 import hashlib
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .cache import cached, counts_of
-from .config import Recipe
-from .errors import ConfigError
+from .config import Recipe, SourceConfig
+from .errors import ConfigError, SourceError
 from .estimate import Estimate, estimate
 from .lane import LaneProgram, usable
 from .ops import fast
@@ -33,6 +34,7 @@ from .read.records import Function, Source
 from .read.sources import open_source
 from .records import Texts, Tokens
 from .state import recipe_hash
+from .toml_files import StatedPath
 
 STREAM_FORMAT = 2
 """Version of the order itself: golden hashes change only together with it."""
@@ -225,7 +227,7 @@ def compile_program(
             "the recipe names no source; add a table for each, such as\n"
             '    [zephon.sources.wiki]\n    path = "data/wiki"\n    weight = 1.0'
         )
-    sources = tuple(open_source(n, recipe.sources[n].path, recipe.sources[n].field) for n in sorted(recipe.sources))
+    sources = tuple(opened(name, recipe.sources[name]) for name in sorted(recipe.sources))
     how = cut if recipe.repeat else cut_pass
     tables = tuple(how(i, s.reader.pieces(), recipe.chunk_bytes, recipe.lanes) for i, s in enumerate(sources))
     identity = _identity(recipe, seq_len, sources, tokenizer, functions)
@@ -238,6 +240,20 @@ def compile_program(
         functions=functions,
         identity=identity,
     )
+
+
+def opened(name: str, source: SourceConfig) -> Source:
+    """The open source ``name``. Raises ``SourceError``; where its path leads nowhere, with how that was stated."""
+    try:
+        return open_source(name, source.path, source.field)
+    except SourceError as error:
+        path = Path(source.path)
+        if path.exists():
+            raise
+        hint = source.path.hint if isinstance(source.path, StatedPath) else ""
+        if not hint and not path.is_absolute():
+            hint = f"A relative path is relative to the working folder, {str(Path.cwd())!r}."
+        raise SourceError(f"{error} {hint}".rstrip()) from None
 
 
 def _identity(

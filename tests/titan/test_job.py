@@ -21,6 +21,7 @@ path = "data/news.jsonl"
 weight = 0.7
 [sources.wiki]
 path = "/abs/wiki/*.parquet"
+weight = 0.3
 """
 JOB = """
 [job]
@@ -71,8 +72,8 @@ def test_the_job_overrides_the_recipe_and_the_command_line_both(root: Path) -> N
 def test_a_path_is_relative_to_the_file_that_states_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "here").mkdir()
     monkeypatch.chdir(root / "here")
-    stated = "[zephon.sources.job]\npath = 'j.jsonl'\n[zephon.validation.sources.v]\npath = 'v.jsonl'\n"
-    job = parse(root, "--zephon.sources.cli.path", "c.jsonl", job=stated)
+    stated = "[zephon.sources.job]\npath = 'j.jsonl'\nweight = 1\n[zephon.validation.sources.v]\npath = 'v.jsonl'\n"
+    job = parse(root, "--zephon.sources.cli.path", "c.jsonl", "--zephon.sources.cli.weight", "1", job=stated)
     assert job.validation is not None
     assert Path(job.recipe.sources["job"].path) == root / "jobs/j.jsonl"
     assert Path(job.recipe.sources["cli"].path) == root / "here/c.jsonl"
@@ -127,12 +128,16 @@ def test_the_ledger_is_a_switch_and_lies_in_the_dump_folder(root: Path) -> None:
         (["--compile.components", '["model"]'], {"compile": {"components": ["model"]}}),
         (["--training.steps", "1", "--training.steps", "2"], {"training": {"steps": 2}}),
         (["--zephon.sources.my-news.weight", "0.3"], {"zephon": {"sources": {"my-news": {"weight": 0.3}}}}),
-        (["--validator.freq", "5"], {"validation": {"freq": 5}}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )  # fmt: skip
 def test_an_override_is_a_toml_literal_or_a_string(args: list[str], tables: dict[str, Any]) -> None:
     assert parse_overrides(args) == tables
+
+
+def test_a_section_is_known_by_its_newer_name_too(root: Path) -> None:
+    assert parse(root, "--validator.freq", "5").sections["validation"] == {"freq": 5}
+    assert parse(root, job="[profiler]\nenable_profiling = true\n").sections["profiling"] == {"enable_profiling": True}
 
 
 @pytest.mark.parametrize("text", ["wrap", "a,b", "", "data/*.jsonl", "None", "1_", "07:32:00"])
@@ -181,7 +186,7 @@ def test_a_wrong_job_is_an_error_that_says_what_and_how(root: Path, args: list[s
         ("[training]\nglobal_batch_size = 8\n", "zephon.sources: there is no data source. Add a table"),
         ("[zephon]\nrecipe = 3\n[training]\nglobal_batch_size = 8\n", "zephon.recipe = 3 is a int"),
         ("[zephon]\nlanes = 4\n", "training.global_batch_size is not set"),
-        ("seed = 3\n", "seed = 3: .*not a value|no section"),
+        ("seed = 3\n[training]\nglobal_batch_size = 8\n", r"job.toml: no section \[seed\]"),
         ("training = 3\n", r"training = 3: \[training\] is a section of keys, not a value"),
     ],
 )

@@ -99,10 +99,7 @@ def _files(name: str, path: str) -> tuple[Path, list[Path]]:
         pattern = str(Path(*given.parts[len(fixed) :]))
         found = [root / f for f in glob.glob(pattern, root_dir=root, recursive=True) if (root / f).is_file()]
     else:
-        raise SourceError(
-            f"source {name!r}: there is no file or folder {path!r}. A relative path in a TOML file "
-            "is relative to that file."
-        )
+        raise SourceError(f"source {name!r}: there is no file or folder {path!r}.")
     found = [f for f in found if not f.name.startswith((".", "_"))]
     packed = [f.name for f in found if f.suffix in _COMPRESSED and _kind_of(Path(f.stem))]
     if packed:

@@ -229,7 +229,8 @@ class RankStream:
     def _replay(self) -> None:
         """Read again what the trainer took of the segments at hand, all lanes in step, and compare."""
         total, done = sum(s.delivered for s in self._saved.values()), 0
-        show = time.monotonic() + SHOW_PROGRESS_S
+        began = time.monotonic()
+        show = began + SHOW_PROGRESS_S
         for i in range(max((s.delivered for s in self._saved.values()), default=0)):
             behind = [self._lanes[n] for n, saved in self._saved.items() if i < saved.delivered]
             self._active = behind  # the workers are for the lanes that still have far to go
@@ -243,6 +244,9 @@ class RankStream:
                 )
         for n, saved in self._saved.items():
             self._lanes[n].check_replay(saved)
+        if self._saved:
+            said = f"{done:,}", len(self._saved), time.monotonic() - began
+            logger.info("restored: %s sequences of %d lanes read again in %.1f s", *said)
         self._saved = {}
 
     def _name(self) -> str:

@@ -17,12 +17,12 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.tools.logging import logger
 
 from ..config import RunSettings
-from ..errors import ConfigError, StateError, TokenizerError
+from ..errors import ConfigError, TokenizerError
 from ..ops.tokenize import check_vocabulary
 from ..plan.layout import Layout
 from ..program import Program
 from ..run.stream import RankStream
-from ..state import decode_stream, recipe_hash
+from ..state import decode_stream
 from .checkpoint import (
     Restart,
     check_files,
@@ -32,6 +32,7 @@ from .checkpoint import (
     model_only,
     read_loader_state,
     read_trainer_step,
+    repeats,
     saved_whole,
 )
 from .feed import Feed
@@ -104,18 +105,9 @@ def _program(start: Start, reading: Reading) -> Program:
 
 
 def warn_of_repeats(program: Program, path: Path) -> None:
-    """Say so if a new stream is going to be the one that the checkpoint at ``path`` has been trained on."""
-    try:
-        stream = decode_stream(read_loader_state(path)["stream"])
-    except StateError:  # another loader's, or none: nothing to repeat
-        return
-    if stream.step and recipe_hash(stream.recipe) == recipe_hash(program.identity):
-        logger.warning(
-            "zephon: checkpoint.exclude_from_loading begins the data stream anew, and %s is in its step %d of this "
-            "very recipe, so these steps are trained on again. Leave the key out to go on, or change zephon.seed.",
-            path,
-            stream.step,
-        )
+    """Say so if a new stream is going to train again on what the run saved at ``path`` has seen."""
+    if text := repeats(path, program.identity):
+        logger.warning("zephon: %s", text)
 
 
 def check_checkpoint(

@@ -36,7 +36,8 @@ from torchtitan.tools.utils import device_type
 from torchtitan.train import Trainer
 
 from ..config import Recipe, RunSettings
-from ..errors import ConfigError, TokenizerError, nearest
+from ..errors import ConfigError, Problems, TokenizerError, nearest
+from ..toml_files import Origin
 from . import STOCK, cpu
 from .checkpoint import Restart
 from .feed import Feed
@@ -44,6 +45,8 @@ from .job import Job, anchored, build_job
 from .loader import DataMetrics, StreamLoader
 from .preflight import Reading, Start, preflight
 from .tables import filled
+
+cpu.check_entry_point()  # this import is the last thing that TorchTitan does before it asks for its device
 
 TABLES = ("sources", "validation")
 KEYS: dict[str, Any] = {
@@ -178,7 +181,7 @@ def job_of(config: Any) -> Job:
     stated = {k: v for k, v in vars(table).items() if v not in (None, {})}
     file = Path(config.job.config_file or "job.toml")
     sections = {k: v for k, v in dataclasses.asdict(config).items() if k != "zephon"}
-    config.zephon_job = build_job(file, sections, anchored(stated, file.resolve().parent), STOCK["0.2.2"])
+    config.zephon_job = build_job(file, sections, anchored(stated, Origin.file(file)), STOCK["0.2.2"])
     found: Job = config.zephon_job
     return found
 
@@ -282,13 +285,15 @@ def train(config: Any) -> None:
 def build_config(job: Job) -> StockJobConfig:
     """The 0.2.2 configuration that ``job`` means; ``ConfigError`` for what 0.2.2 cannot do."""
     known = {f.name for f in dataclasses.fields(StockJobConfig)}
-    for section, table in job.sections.items():
-        if section not in known and table:
-            raise ConfigError(f"[{section}] is not in TorchTitan 0.2.2. Remove the section.")
     config = StockJobConfig()
+    problems = Problems()
     for section, table in job.sections.items():
         if section in known:
-            setattr(config, section, filled(getattr(config, section), table, section))
+            with problems:
+                setattr(config, section, filled(getattr(config, section), table, section))
+        elif table:
+            problems.note(f"[{section}] is not in TorchTitan 0.2.2. Remove the section.")
+    problems.refuse()
     stated = job.sections.get("validation", {})
     for key in ("seq_len", "local_batch_size"):  # as in 0.3.0, where they cannot differ
         if key not in stated:

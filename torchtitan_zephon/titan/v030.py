@@ -167,6 +167,7 @@ def start_of(config: Trainer.Config, world_size: int) -> Start:
 
 def with_our_data(config: Trainer.Config) -> ZephonTrainer.Config:
     """TorchTitan's own configuration ``config`` with our loaders in it, still to be given a recipe."""
+    cpu.check_entry_point()
     loader = ZephonDataLoader.Config()
     validator = dataclasses.replace(config.validator, dataloader=ZephonDataLoader.Config())
     ours: ZephonTrainer.Config = derive(config, ZephonTrainer.Config, dataloader=loader, validator=validator)
