@@ -12,7 +12,7 @@ from .check.text import check_text
 from .config import load_recipe, load_toml
 from .errors import ConfigError, ZephonError
 from .ledger import read_ledger
-from .ops.tokenize import load_tokenizer
+from .ops.tokenizer_files import load_tokenizer
 from .program import compile_program
 from .titan import GENERATIONS, STOCK
 from .titan.job import parse_job

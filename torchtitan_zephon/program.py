@@ -8,6 +8,7 @@ the checkpoint. Compiling lists files and reads samples of them; it opens no thr
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,6 +35,8 @@ from .state import recipe_hash
 STREAM_FORMAT = 1
 """Version of the order itself: golden hashes change only together with it."""
 LISTED_SHARDS = 4096
+logger = logging.getLogger(__name__)
+_said: set[str] = set()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +50,8 @@ class Program:
     tokenize: Tokenize
     functions: tuple[Function, ...]
     identity: dict[str, Any] = field(repr=False)
+    losses: dict[str, str] = field(default_factory=dict, repr=False)
+    """What the tokenizer was seen to lose of a source's sample, in words, empty if nothing; filled by ``measure``."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -115,6 +120,7 @@ class Program:
         if self.sources[s].holds_ids:
             return count([self.work(chunk) for chunk in chunks])
         samples = [self._texts(chunk) for chunk in chunks]
+        self._look_for_losses(s, samples)
         digest = hashlib.sha256()
         for text in (text for sample in samples for text in sample.texts):
             digest.update(b"%d:" % len(text) + text.encode("utf-8", "surrogatepass"))
@@ -122,6 +128,29 @@ class Program:
         key = [self.tokenize.spec.identity, *how, digest.hexdigest()]
         tokens, inputs = cached("estimate", key, tokenized)
         return tokens, inputs
+
+    def _look_for_losses(self, s: int, samples: list[Texts]) -> None:
+        if (name := self.names[s]) not in self.losses:
+            self.losses[name] = self.tokenize.losses([text for sample in samples for text in sample.texts])
+
+    def warnings(self) -> list[str]:
+        """What is likely not meant, though it can be trained on; about losses only once the sources are measured."""
+        found = [f"source {name!r}: {text}" for name, text in self.losses.items() if text]
+        if self.recipe.add_eos and not self.tokenize.around[1]:
+            found.insert(
+                0,
+                f"nothing ends a document ({self.tokenize.spec.roles}): one is read as  {self.tokenize.document}, so "
+                "the model cannot learn where one ends. Name the token that does, as eos_token in the "
+                "tokenizer_config.json beside tokenizer.json; or set add_eos = false if this is meant.",
+            )
+        return found
+
+    def warn(self) -> None:
+        """Log the warnings, each once in a process."""
+        for warning in self.warnings():
+            if warning not in _said:
+                _said.add(warning)
+                logger.warning("zephon: %s", warning)
 
     def lane(self, lane: int, tokens_per_mib: Seq[int]) -> LaneProgram:
         """The program of one lane."""
@@ -169,11 +198,11 @@ class Program:
                 f"{table.typical_chunk_bytes:,} bytes, {table.num_chunks / r.lanes:.1f} a lane and epoch"
             )
         lines += [f"  {f.kind} {f.identity}" for f in self.functions]
-        spec = self.tokenize.spec
         lines += [
             f"  tokenize field {', '.join(sorted({repr(s.field) for s in self.sources}))}: largest id "
-            f"{self.tokenize.largest_id()}, bos {spec.add_bos}, eos {spec.add_eos}, special tokens in text "
-            f"{spec.special_tokens_in_text}; by {self.tokenize.backend_text}",
+            f"{self.tokenize.largest_id()}, special tokens in text {self.tokenize.spec.special_tokens_in_text}; by "
+            f"{self.tokenize.backend_text}",
+            f"  a document is read as  {self.tokenize.document}  ({self.tokenize.spec.roles})",
             f"  pack {r.pack} to {self.seq_len} tokens, labels within each {r.label_shift}; flush every "
             f"{r.flush_every_sequences} sequences a lane",
             f"  shuffle: chunks {r.shuffle_chunks}, records {r.shuffle_records}, buffer "

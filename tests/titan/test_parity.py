@@ -16,7 +16,7 @@ from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataset
 from tests.scenarios import BOS, EOS, text_of, texts_of, write_jsonl
 from tests.titan.scenarios import STOCK_RECIPE, build, tokenizer_that_adds
 from torchtitan_zephon import Recipe, RunSettings, SourceConfig
-from torchtitan_zephon.ops.tokenize import load_tokenizer
+from torchtitan_zephon.ops.tokenizer_files import load_tokenizer
 from torchtitan_zephon.titan.feed import Feed, tokenizer_spec
 
 SEQ_LEN = 48

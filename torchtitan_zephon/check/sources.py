@@ -6,14 +6,14 @@ field of its identity, and a line of numbers for each source.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import Recipe
 from ..errors import TokenizerError
-from ..ops.tokenize import TokenizerSpec, check_vocabulary, load_tokenizer
+from ..ops.tokenize import TokenizerSpec, check_vocabulary
+from ..ops.tokenizer_files import load_tokenizer, unusable
 from ..program import Program, compile_program
 from ..titan.job import Job
 from .degrees import Degree
@@ -54,7 +54,7 @@ def reading(job: Job, version: str, recipe: Recipe, degrees: Sequence[Degree], v
     seq_len = stated(job, "training", "seq_len")
     if not training and version == "0.2.2":
         seq_len = stated(job, "validation", "seq_len", seq_len)
-    tokenizer = tokenizer_of(job, recipe, version)
+    tokenizer = tokenizer_of(job, recipe)
     program = compile_program(recipe, seq_len, tokenizer, backend=job.settings.tokenizer_backend)
     if vocab_size is not None:
         check_vocabulary(program.tokenize, vocab_size)
@@ -81,16 +81,17 @@ def assets_of(job: Job) -> str:
     return path
 
 
-def tokenizer_of(job: Job, recipe: Recipe, version: str) -> TokenizerSpec:
-    """The tokenizer as TorchTitan ``version`` would give it to the loader, to the last id."""
+def tokenizer_of(job: Job, recipe: Recipe) -> TokenizerSpec:
+    """The tokenizer as the loader reads it from the job's folder, to the last id, on any release of TorchTitan."""
     path = assets_of(job)
-    if not Path(path).is_dir():
+    if not Path(path).is_dir() or (why := unusable(path)) is not None:
+        why = why if Path(path).is_dir() else "it is not a folder; it must be one with tokenizer.json."
         raise TokenizerError(
-            f"model.hf_assets_path = {path!r} is not a folder; it must be one with tokenizer.json. The path is "
-            f"relative to the working folder, {str(Path.cwd())!r}."
+            f"model.hf_assets_path = {path!r}: {why} The path is relative to the working folder, {str(Path.cwd())!r}."
         )
-    spec = load_tokenizer(path, special_tokens_in_text=recipe.special_tokens_in_text)
-    bos, eos = spec.add_bos, spec.add_eos
-    if version == "0.2.2" and bos == eos:  # that release takes a token that is both for the BOS alone
-        eos = None
-    return dataclasses.replace(spec, add_bos=bos if recipe.add_bos else None, add_eos=eos if recipe.add_eos else None)
+    return load_tokenizer(
+        path,
+        add_bos=recipe.add_bos,
+        add_eos=recipe.add_eos,
+        special_tokens_in_text=recipe.special_tokens_in_text,
+    )

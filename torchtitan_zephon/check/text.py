@@ -25,7 +25,7 @@ def check_text(report: Report) -> str:
     notes = "share: of tokens; a lane: chunks a lane and epoch; tokens: of one epoch, estimated from a sample"
     if any(s.format == "parquet" for s in train.sources):
         notes += "; bytes: of Parquet, the text column's, unpacked"
-    parts = [_head(report), f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}"]
+    parts = [_head(report), *_warnings(report), f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}"]
     parts.append(_degrees(train.degrees, mesh, "accumulation", "data-parallel ranks (dp)"))
     if validation is not None:
         parts.append(_sources("validation sources", validation))
@@ -50,7 +50,6 @@ def _head(report: Report) -> str:
     tokens = job.global_batch_size * program.seq_len
     batch = f"{job.global_batch_size:,} sequences of {program.seq_len:,} tokens, {tokens:,} tokens a step"
     shared = ", which ranks may share" if job.settings.shared_lanes else ""
-    spec = tokenize.spec
     vocabulary = f" (the model has {report.vocab_size:,} entries)" if report.vocab_size else ""
     rows = {
         "job": str(job.config_file),
@@ -58,14 +57,17 @@ def _head(report: Report) -> str:
         "global batch": batch,
         "stream": f"{recipe.lanes} lanes{shared}; seed {recipe.seed}; pack {recipe.pack}, labels within each "
         f"{recipe.label_shift}; {'repeating' if recipe.repeat else 'one pass'}",
-        "tokenizer": f"{assets_of(job)}: ids up to {tokenize.largest_id():,}{vocabulary}; BOS {_added(spec.add_bos)}, "
-        f"EOS {_added(spec.add_eos)}; by {tokenize.backend_text}",
+        "tokenizer": f"{assets_of(job)}: ids up to {tokenize.largest_id():,}{vocabulary}; by {tokenize.backend_text}",
+        "a document": f"is read as  {tokenize.document}  ({tokenize.spec.roles})",
     }
     return "\n".join(_wrapped(text, f"{name:14}", " " * 14) for name, text in rows.items())
 
 
-def _added(token: int | None) -> str:
-    return "not added" if token is None else f"{token} added"
+def _warnings(report: Report) -> list[str]:
+    """A paragraph each, of training and validation, the same one once."""
+    readings = [report.train, *([report.validation] if report.validation else [])]
+    found = dict.fromkeys(warning for reading in readings for warning in reading.program.warnings())
+    return [_wrapped(f"warning: {warning}", "", "  ") for warning in found]
 
 
 def _sources(title: str, reading: Reading) -> str:

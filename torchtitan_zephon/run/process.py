@@ -85,6 +85,8 @@ class ProcessStream(RankStream):
         program, counts = self.program, None
         if self._tokens_per_mib is None:
             self._tokens_per_mib = program.measure()
+            if self.layout.dp_rank == 0:
+                program.warn()
         if not program.recipe.repeat:
             counts = count_sequences(program, self._tokens_per_mib, self.settings.workers)
         setup = Setup(

@@ -173,6 +173,8 @@ class RankStream:
         """Build the lanes where the state says, replay to where the trainer was, compare digests."""
         if self._tokens_per_mib is None:
             self._tokens_per_mib = self.program.measure()
+            if self.layout.dp_rank == 0:
+                self.program.warn()
         self._pool = Pool(self.settings.workers)
         weakref.finalize(self, self._pool.close)
         numbers = self.layout.own_lanes
