@@ -84,11 +84,13 @@ def assets_of(job: Job) -> str:
 def tokenizer_of(job: Job, recipe: Recipe) -> TokenizerSpec:
     """The tokenizer as the loader reads it from the job's folder, to the last id, on any release of TorchTitan."""
     path = assets_of(job)
-    if not Path(path).is_dir() or (why := unusable(path)) is not None:
-        why = why if Path(path).is_dir() else "it is not a folder; it must be one with tokenizer.json."
+    if not Path(path).is_dir():
         raise TokenizerError(
-            f"model.hf_assets_path = {path!r}: {why} The path is relative to the working folder, {str(Path.cwd())!r}."
+            f"model.hf_assets_path = {path!r} is not a folder; it must be one with tokenizer.json. The path is "
+            f"relative to the working folder, {str(Path.cwd())!r}."
         )
+    if (why := unusable(path)) is not None:
+        raise TokenizerError(f"model.hf_assets_path = {path!r}: {why}")
     return load_tokenizer(
         path,
         add_bos=recipe.add_bos,
