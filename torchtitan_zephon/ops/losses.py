@@ -73,7 +73,8 @@ def losses(serialized: str, plain: bool, texts: list[str]) -> Losses | None:
         is_unknown = np.array(encoding.ids, np.int64) == unknown
         if not is_unknown.any():
             continue
-        spans = [encoding.offsets[i] for i in np.flatnonzero(is_unknown)]
+        offsets = encoding.offsets  # a new list each time it is asked for
+        spans = [offsets[i] for i in np.flatnonzero(is_unknown)]
         places = {k for begin, end in spans for k in range(begin, max(end, begin + 1))}
         losing, lost, emptied = losing + 1, lost + len(places), emptied + int(is_unknown.all())
         begin, end = spans[0]

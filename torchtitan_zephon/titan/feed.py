@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Recipe, RunSettings
 from ..errors import TokenizerError
 from ..ops.tokenize import TokenizerSpec
-from ..ops.tokenizer_files import Roles, make_spec, open_tokenizer, spec_of, unusable
+from ..ops.tokenizer_files import FILES, Roles, make_spec, open_tokenizer, spec_of, unusable
 from ..plan.layout import Layout
 from ..program import Program, compile_program
 
@@ -90,14 +91,26 @@ def _spec(tokenizer: Any, add_bos: bool, add_eos: bool, special_tokens_in_text: 
     inner, folder = tokenizer.tokenizer, getattr(tokenizer, "tokenizer_path", None)
     changed = "which knows no folder"
     if folder is not None and unusable(str(folder)) is None:
-        ours, place = open_tokenizer(str(folder))
-        spec = spec_of(ours, place, **added)
+        spec, ours = _of_folder(str(folder), _stamp(Path(folder)), **added)
         if (part := _difference(inner, ours)) is None:
             return spec
         changed = f"whose {part} is not that of {str(folder)!r}"
     bos, eos = getattr(tokenizer, "bos_id", None), getattr(tokenizer, "eos_id", None)
     told = f"BOS {bos} and EOS {eos} by the trainer's {type(tokenizer).__name__}, {changed}"
     return make_spec(inner, Roles(bos=bos, eos=eos, told=told), **added)
+
+
+def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Size and time of the tokenizer's files."""
+    stats = [(name, (folder / name).stat()) for name in FILES if (folder / name).is_file()]
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+@functools.lru_cache(maxsize=2)
+def _of_folder(folder: str, stamp: tuple[tuple[str, int, int], ...], **added: Any) -> tuple[TokenizerSpec, Any]:
+    """The spec of a folder and the tokenizer itself: read once for the start-up check and the loaders."""
+    tokenizer, place = open_tokenizer(folder)
+    return spec_of(tokenizer, place, **added), tokenizer
 
 
 def _difference(theirs: Any, ours: Any) -> str | None:
