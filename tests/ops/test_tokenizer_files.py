@@ -177,6 +177,13 @@ def bert() -> tuple[tokenizers.Tokenizer, Files]:
     return around(byte_level("[CLS]", "[SEP]"), "[CLS] $A [SEP]"), {"tokenizer_config.json": named}
 
 
+def glm() -> tuple[tokenizers.Tokenizer, Files]:
+    named = {"bos_token": "<s>", "eos_token": ENDOFTEXT}
+    return around(byte_level("[gMASK]", "<sop>", "<s>", ENDOFTEXT), "[gMASK] <sop> $A <sop>"), {
+        "tokenizer_config.json": named
+    }
+
+
 LAYOUTS = {
     gpt2: (f"{ENDOFTEXT} text {ENDOFTEXT}", "BOS by config.json, EOS by config.json"),
     neox: (f"{ENDOFTEXT} text {ENDOFTEXT}", "BOS by tokenizer_config.json, EOS by tokenizer_config.json"),
@@ -199,6 +206,7 @@ LAYOUTS = {
     deepseek: (f"{DEEPSEEK[0]} text {DEEPSEEK[1]}", "BOS by tokenizer_config.json, EOS by tokenizer_config.json"),
     t5: ("text </s>", "no BOS named, EOS by tokenizer_config.json"),
     t5_by_its_template: ("text </s>", "no BOS named, no EOS named"),
+    glm: (f"<s> [gMASK] <sop> text <sop> {ENDOFTEXT}", "BOS by tokenizer_config.json, EOS by tokenizer_config.json"),
     bert: ("[CLS] text [SEP]", "no BOS named, no EOS named"),
 }
 """A published layout: how a document is read, and which files say so."""

@@ -119,5 +119,5 @@ def _with_unknown(data: dict[str, Any]) -> tuple[dict[str, Any], str, bool] | No
     # Added tokens are numbered anew behind the model's words when it is loaded, so the id is one that none can get.
     added = data.get("added_tokens", [])
     free = max([*vocab.values(), *(token["id"] for token in added)], default=0) + len(added) + 2
-    data["model"] = model | {"unk_token": _DROPPED, "fuse_unk": False, "vocab": vocab | {_DROPPED: free}}
+    data["model"] = model | {"unk_token": _DROPPED, "vocab": vocab | {_DROPPED: free}}
     return data, _DROPPED, False
