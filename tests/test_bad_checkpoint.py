@@ -24,7 +24,7 @@ from torchtitan_zephon import (
     ZephonError,
 )  # fmt: skip
 from torchtitan_zephon.errors import ReplayError
-from torchtitan_zephon.ops.tokenize import load_tokenizer
+from torchtitan_zephon.ops.tokenizer_files import load_tokenizer
 from torchtitan_zephon.plan.layout import Layout
 from torchtitan_zephon.program import compile_program
 from torchtitan_zephon.read import files

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from .. import __version__
 from ..ops.tokenize import Tokenize
-from ..program import STREAM_FORMAT
+from ..program import STREAM_FORMAT, unended
 from ..state import FORMAT
 from . import Report
 from .degrees import Degree, Mesh
@@ -64,8 +64,15 @@ def _head(report: Report) -> str:
         "stream": f"{recipe.lanes} lanes{shared}; seed {recipe.seed}; pack {recipe.pack}, labels within each "
         f"{recipe.label_shift}; {'repeating' if recipe.repeat else 'one pass'}",
         "tokenizer": "not known, see below" if tokenize is None else _tokenizer(report, tokenize),
+        "a document": "not known, see below"
+        if tokenize is None
+        else f"is read as  {tokenize.document}  ({tokenize.spec.roles})",
     }
     return "\n".join(_wrapped(text, f"{name:14}", " " * 14) for name, text in rows.items())
+
+
+def _document(tokenize: Tokenize) -> str:
+    return f"is read as  {tokenize.document}  ({tokenize.spec.roles})"
 
 
 def _global_batch(report: Report) -> str:
@@ -76,16 +83,8 @@ def _global_batch(report: Report) -> str:
 
 
 def _tokenizer(report: Report, tokenize: Tokenize) -> str:
-    spec = tokenize.spec
     vocabulary = f" (the model has {report.vocab_size:,} entries)" if report.vocab_size else ""
-    return (
-        f"{assets_of(report.job)}: ids up to {tokenize.largest_id():,}{vocabulary}; BOS {_added(spec.add_bos)}, "
-        f"EOS {_added(spec.add_eos)}; by {tokenize.backend_text}"
-    )
-
-
-def _added(token: int | None) -> str:
-    return "not added" if token is None else f"{token} added"
+    return f"{assets_of(report.job)}: ids up to {tokenize.largest_id():,}{vocabulary}; by {tokenize.backend_text}"
 
 
 def _sources(title: str, reading: Reading) -> str:
@@ -109,8 +108,9 @@ def _sources(title: str, reading: Reading) -> str:
 
 
 def _warnings(reading: Reading) -> str:
-    """What makes shares uneven, a paragraph each."""
-    texts = [text for s in reading.sources for text in s.estimate.warnings(s.name)]
+    """What is likely not meant, a paragraph each."""
+    texts = [] if reading.tokenize is None else unended(reading.recipe, reading.tokenize)
+    texts += [text for s in reading.sources for text in s.estimate.warnings(s.name)]
     return "".join(f"\n{_wrapped(f'Warning: {text}', '  ')}" for text in texts)
 
 

@@ -217,9 +217,7 @@ class RankStream:
             estimates = program.measure()
             self._tokens_per_mib = tuple(e.tokens_per_mib for e in estimates)
             if self.layout.dp_rank == 0:
-                for name, found in zip(program.names, estimates, strict=True):
-                    for warning in found.warnings(name):
-                        logger.warning(warning)
+                program.warn(estimates)
         if self._pass_sequences is None and not program.recipe.repeat:
             lanes = range(self.layout.lanes)
             counts = count_sequences(program, self._tokens_per_mib, lanes, self.settings.workers)
