@@ -168,6 +168,7 @@ class Program:
                 f"{len(manifest.shards)} {kind}, {num_bytes:,} bytes; {table.num_chunks:,} chunks of "
                 f"{table.typical_chunk_bytes:,} bytes, {table.num_chunks / r.lanes:.1f} a lane and epoch"
             )
+            lines += [f"    {line}" for line in manifest.files_text().splitlines()]
         lines += [f"  {f.kind} {f.identity}" for f in self.functions]
         spec = self.tokenize.spec
         lines += [
