@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..errors import SourceError
 from .folders import refuse_revisions, refuse_splits, refuse_tables
 from .listing import SHOWN_NAMES, left_out_text, list_files
-from .sample import local_path, sample
+from .sample import local_name, sample
 from .walk import EXTENSIONS, LeftOut
 
 
@@ -34,7 +34,7 @@ class Manifest(NamedTuple):
 
     def path(self, shard: int) -> Path:
         """Where shard number ``shard`` lies on this machine."""
-        return local_path(self.root, self.shards[shard].name)
+        return self.root / local_name(self.shards[shard].name)
 
     def files_text(self) -> str:
         """What is read and what was left out and why, in two lines or one."""

@@ -37,8 +37,9 @@ def sample(source: str, kind: str, root: Path, files: list[File]) -> list[str]:
     total = sum(file.num_bytes for file in files)
     budget = None if total <= SAMPLE_BYTES else SAMPLE_BYTES // -(-len(files) // every)
     samples = []
+    prefix = os.path.join(root, "")  # noqa: PTH118
     for i, (name, num_bytes, _) in enumerate(files):
-        path = local_path(root, name)
+        path = prefix + local_name(name)
         try:
             if i % every:
                 samples.append("")
@@ -47,18 +48,18 @@ def sample(source: str, kind: str, root: Path, files: list[File]) -> list[str]:
                 digest, head = _sample_file(path, num_bytes, budget)
                 samples.append(digest)
         except OSError as error:
-            raise SourceError(f"source {source!r}: {str(path)!r} {trouble(path, error)}") from None
-        if problem := _problem(kind, head):
-            raise SourceError(f"source {source!r}: {str(path)!r} {problem}")
+            raise SourceError(f"source {source!r}: {path!r} {trouble(Path(path), error)}") from None
+        if head and (problem := _problem(kind, head)):
+            raise SourceError(f"source {source!r}: {path!r} {problem}")
     return samples
 
 
-def local_path(root: Path, name: str) -> Path:
-    """Where the file of this name in UTF-8 lies, whatever the locale."""
-    return root / (name if name.isascii() else os.fsdecode(name.encode()))
+def local_name(name: str) -> str:
+    """What Python calls a file here whose name in UTF-8 is ``name``; that is the same but for odd locales."""
+    return name if name.isascii() else os.fsdecode(name.encode())
 
 
-def _sample_file(path: Path, size: int, budget: int | None) -> tuple[str, bytes]:
+def _sample_file(path: str, size: int, budget: int | None) -> tuple[str, bytes]:
     """The hash of a sample, and the file's first bytes."""
     h = hashlib.blake2b(digest_size=8)
     with open(path, "rb") as f:
@@ -76,12 +77,12 @@ def _sample_file(path: Path, size: int, budget: int | None) -> tuple[str, bytes]
     return h.hexdigest(), head
 
 
-def _head(path: Path) -> bytes:
+def _head(path: str) -> bytes:
     with open(path, "rb") as f:
         return f.read(64)
 
 
-def _allowed(path: Path) -> bytes:
+def _allowed(path: str) -> bytes:
     """No bytes; ``PermissionError`` for a file that this user may not read."""
     if not os.access(path, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

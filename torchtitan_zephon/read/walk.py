@@ -217,4 +217,5 @@ def trouble(path: Path, error: OSError) -> str:
 
 
 def _ending(name: str) -> str:
-    return os.path.splitext(name)[1].lower()  # noqa: PTH122
+    stem, _, ending = name.rpartition(".")
+    return f".{ending.lower()}" if stem else ""
