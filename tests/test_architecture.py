@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     # A checkpoint is read through torch, and only where one is compared.
     "verify": {"ledger", "state", "errors", "titan.checkpoint"},
     # A job is checked against TorchTitan where it is installed; a checkpoint is read through torch.
-    "check": {"check", "config", "plan.layout", "ops", "program", "run", "state", "errors", "titan"},
+    "check": {"check", "config", "plan.layout", "ops", "read.files", "program", "run", "state", "errors", "titan"},
     "cli": {"check", "config", "program", "ops", "ledger", "verify", "errors", "titan"},
     "torch_dataset": {"pipeline", "run", "errors"},
     "train": {"titan", "errors"},

@@ -11,7 +11,7 @@ import pytest
 
 from tests.scenarios import write_jsonl, write_parquet
 from torchtitan_zephon import SourceError
-from torchtitan_zephon.read.files import list_source
+from torchtitan_zephon.read.files import list_source, shared_files
 
 NAMES = ["part-2.jsonl", "part-10.jsonl", "Zebra.jsonl", "a/b.jsonl", "a.jsonl", "a-b.jsonl", "ä.jsonl", "東.jsonl"]
 BYTEWISE = ["Zebra.jsonl", "a-b.jsonl", "a.jsonl", "a/b.jsonl", "part-10.jsonl", "part-2.jsonl", "ä.jsonl", "東.jsonl"]
@@ -155,3 +155,13 @@ def test_files_without_a_byte_are_refused(tmp_path: Path) -> None:
 def test_a_link_that_leads_nowhere_is_refused_by_name(folder: Path) -> None:
     (folder / "gone.jsonl").symlink_to(folder / "nothing")
     assert "gone.jsonl" in refusal(folder)
+
+
+def test_files_that_two_sources_read_are_said(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = write_jsonl(tmp_path_factory.mktemp("other") / "a.jsonl", ["x"])
+    paths = {"all": folder, "a": folder / "a", "some": f"{folder}/part-*", "other": other}
+    manifests = [(repr(name), list_source(name, str(path))) for name, path in paths.items()]
+    assert shared_files(manifests) == [
+        f"{str(folder / 'a' / 'b.jsonl')!r} is read by both 'all' and 'a'",
+        f"{str(folder / 'part-10.jsonl')!r} and 1 files more are read by both 'all' and 'some'",
+    ]

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 
 from ..errors import StateError
+from ..read.files import shared_files
 from ..state import FORMAT, NEW_STREAM
 from . import Report
 from .degrees import Degree, Mesh
@@ -33,6 +34,7 @@ def check_text(report: Report) -> str:
         parts.append(_degrees(validation.degrees, mesh, "batches/step", "validation on data-parallel ranks (dp)", told))
     elif report.job.validation is not None:
         parts.append("validation\n  not checked: validation.enable is not true, so its sources are not read.")
+    parts.append(_files(report))
     if report.resume is not None:
         parts.append(_resume(report.resume))
     elif report.would_load is not None:
@@ -85,6 +87,20 @@ def _sources(title: str, reading: Reading) -> str:
         for s in reading.sources
     ]
     return f"{title}\n{_table(header, rows, left=(0, 2))}"
+
+
+def _files(report: Report) -> str:
+    """Which files are read of each source, and which names were left out and why."""
+    validation = report.validation.program.sources if report.validation else ()
+    manifests = [(repr(source.name), source.reader.manifest) for source in report.train.program.sources]
+    manifests += [(f"{source.name!r} of the validation", source.reader.manifest) for source in validation]
+    lines = ["files"]
+    for name, manifest in manifests:
+        read, *left_out = manifest.files_text().splitlines()
+        lines += [_wrapped(f"{name} is {read}", "  ", "      ")]
+        lines += [_wrapped(text, "    ", "      ") for text in left_out]
+    lines += [_wrapped(text, "  ", "      ") for text in shared_files(manifests)]
+    return "\n".join(lines)
 
 
 def _degrees(degrees: Sequence[Degree], mesh: Mesh, batches: str, title: str, told: Sequence[str | None] = ()) -> str:

@@ -6,6 +6,8 @@ each with its size and a hash of a content sample (``sample.py``), and the names
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +44,22 @@ class Manifest(NamedTuple):
         more = f" and {len(self.shards) - SHOWN_NAMES:,} more" * (len(self.shards) > SHOWN_NAMES)
         left = f"\nleft out: {left_out_text(self.left_out)}" if self.left_out else ""
         return f"read from {str(self.root)!r}: {', '.join(names)}{more}{left}"
+
+
+def shared_files(manifests: Sequence[tuple[str, Manifest]]) -> list[str]:
+    """A sentence for each two sources, given by what they are called, that read files in common."""
+    found = []
+    for (one, a), (other, b) in itertools.combinations(manifests, 2):
+        if a.root.is_relative_to(b.root) or b.root.is_relative_to(a.root):
+            both = sorted(_paths(a) & _paths(b))
+            if both:
+                more = f" and {len(both) - 1:,} files more are" if both[1:] else " is"
+                found.append(f"{both[0]!r}{more} read by both {one} and {other}")
+    return found
+
+
+def _paths(manifest: Manifest) -> set[str]:
+    return {f"{manifest.root}/{shard.name}" for shard in manifest.shards}
 
 
 def list_source(name: str, path: str) -> Manifest:
