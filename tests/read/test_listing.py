@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios import write_jsonl
+from tests.scenarios import global_batches, small_pipeline, texts_of, write_jsonl
 from torchtitan_zephon import SourceError
 from torchtitan_zephon.read.files import Manifest, list_source
 from torchtitan_zephon.read.listing import left_out_text, once
@@ -396,6 +396,15 @@ def test_letters_spaces_and_signs_of_any_script_are_read(way: str, tmp_path: Pat
     for name in names:
         write_jsonl(tmp_path / name, [name])
     assert sorted(names_of(listed(way, tmp_path))) == sorted(names)
+
+
+def test_a_stream_over_such_names_saves_and_continues(tmp_path: Path) -> None:
+    for n, name in enumerate(["a: b -> c.jsonl", "ä'\"#%{}.jsonl", "東京/🚀.jsonl"]):
+        write_jsonl(tmp_path / name, texts_of(60, first=100 * n))
+    pipeline = small_pipeline({"s": tmp_path})
+    whole, _ = global_batches(pipeline, 1, 8)
+    head, state = global_batches(pipeline, 2, 4)
+    assert head + global_batches(pipeline, 4, 4, state)[0] == whole
 
 
 def test_names_are_those_of_the_file_system_whatever_the_locale(tmp_path: Path) -> None:
