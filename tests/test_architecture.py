@@ -85,6 +85,7 @@ ALLOWED: dict[str, set[str]] = {
         "plan.chunking",
         "ops",
         "program",
+        "read.files",
         "read.records",
         "run",
         "state",

@@ -550,3 +550,18 @@ def test_a_tokenizer_folder_that_cannot_be_used_is_refused_with_the_way_out(job_
     shutil.rmtree(folder)
     with pytest.raises(TokenizerError, match=r"hf_assets_path = .*is not a folder.*relative to the working folder"):
         report_of(job_file)
+
+
+# ---- files
+
+
+def test_the_files_of_each_source_and_those_left_out_are_said(job_file: Path) -> None:
+    (job_file.parent / "news" / "README.md").touch()
+    (job_file.parent / "news" / "latest.jsonl").symlink_to("1.jsonl")
+    job = validated(job_file, job_file.parent / "news" / "0.jsonl")
+    text = " ".join(check_text(report_of(job, "--validation.enable", dp=[2])).split())
+    folder = str(job_file.parent / "news")
+    assert f"'news' is read from {folder!r}: '0.jsonl', '1.jsonl' left out: 1 second name of a file" in text
+    assert "'latest.jsonl' (is '1.jsonl'); 1 of another type: 'README.md'" in text
+    assert f"'held' of the validation is read from {folder!r}: '0.jsonl'" in text
+    assert f"{folder + '/0.jsonl'!r} is read by both 'news' and 'held' of the validation" in text

@@ -281,3 +281,14 @@ def test_every_public_name_is_listed_and_there() -> None:
     assert sorted(torchtitan_zephon.__all__) == torchtitan_zephon.__all__
     assert all(hasattr(torchtitan_zephon, name) for name in torchtitan_zephon.__all__)
     assert issubclass(torchtitan_zephon.ZephonError, ValueError)
+
+
+def test_explain_says_which_files_are_read_and_which_are_not(sources: Sources) -> None:
+    (sources["alpha"] / "README.md").touch()
+    (sources["alpha"] / "latest.jsonl").symlink_to("part-2.jsonl")
+    text = small_pipeline({**sources, "again": sources["alpha"] / "part-0.jsonl"}).explain()
+    folder = str(sources["alpha"])
+    assert f"\n    read from {folder!r}: 'latest.jsonl', 'part-0.jsonl', 'part-1.jsonl'\n" in text
+    assert "\n    left out: 1 second name of a file that is read: 'part-2.jsonl' (is 'latest.jsonl'); " in text
+    assert "; 1 of another type: 'README.md'\n" in text
+    assert f"\n  {folder + '/part-0.jsonl'!r} is read by both 'again' and 'alpha'\n" in text

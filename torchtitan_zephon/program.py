@@ -29,7 +29,7 @@ from .plan.chunking import Chunk, ChunkTable, cut
 from .plan.cursor import Dealt, Endless, LanePlan, lane_offsets, order_keys
 from .plan.deal import cut_pass, deal
 from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
-from .read.files import Manifest
+from .read.files import Manifest, shared_files
 from .read.ids import ordered
 from .read.records import Function, Source
 from .read.sources import open_source
@@ -214,6 +214,8 @@ class Program:
                 f"{len(manifest.shards)} {kind}, {num_bytes:,} bytes; {table.num_chunks:,} chunks of "
                 f"{table.typical_chunk_bytes:,} bytes, {table.num_chunks / r.lanes:.1f} a lane and epoch"
             )
+            lines += [f"    {line}" for line in manifest.files_text().splitlines()]
+        lines += [f"  {text}" for text in shared_files([(repr(s.name), s.reader.manifest) for s in self.sources])]
         lines += [f"  {f.kind} {f.identity}" for f in self.functions]
         lines += [
             f"  tokenize field {', '.join(sorted({repr(s.field) for s in self.sources}))}: largest id "

@@ -19,6 +19,7 @@ from ..ops.tokenize import Tokenize, TokenizerSpec, check_vocabulary
 from ..ops.tokenizer_files import load_tokenizer, unusable
 from ..plan.chunking import cut
 from ..program import Program, compile_program, opened
+from ..read.files import Manifest
 from ..read.records import Source
 from ..titan.job import Job
 from .degrees import Degree
@@ -31,8 +32,7 @@ class SourceFacts:
 
     name: str
     share: float
-    format: str
-    shards: int
+    manifest: Manifest
     num_bytes: int
     chunks: int
     lane_chunks: float
@@ -119,8 +119,7 @@ def facts_of(program: Program, recipe: Recipe) -> tuple[SourceFacts, ...]:
         SourceFacts(
             name=source.name,
             share=recipe.sources[source.name].weight / total,
-            format=source.reader.manifest.format,
-            shards=len(source.reader.manifest.shards),
+            manifest=source.reader.manifest,
             num_bytes=int(table.pieces.sizes.sum()),
             chunks=table.num_chunks,
             lane_chunks=table.num_chunks / recipe.lanes,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from .. import __version__
 from ..ops.tokenize import Tokenize
 from ..program import STREAM_FORMAT, unended
+from ..read.files import shared_files
 from ..state import FORMAT
 from . import Report
 from .degrees import Degree, Mesh
@@ -27,7 +28,7 @@ def check_text(report: Report) -> str:
     parts = [_head(report)]
     if train.sources:
         notes = "share: of tokens; a lane: chunks a lane and epoch; tokens: of one epoch, estimated from a sample"
-        if any(s.format == "parquet" for s in train.sources):
+        if any(s.manifest.format == "parquet" for s in train.sources):
             notes += "; bytes: of Parquet, the text column's, unpacked"
         parts.append(f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}{_warnings(train)}")
     if mesh is not None and train.degrees:
@@ -40,6 +41,8 @@ def check_text(report: Report) -> str:
             parts.append(_degrees(validation, mesh, "batches/step", title))
     elif report.job.validation is not None:
         parts.append("validation\n  not checked: validation.enable is not true, so its sources are not read.")
+    if text := _files(report):
+        parts.append(text)
     if text := _checkpoint(report):
         parts.append(text)
     if report.problems:
@@ -93,8 +96,8 @@ def _sources(title: str, reading: Reading) -> str:
         (
             s.name if len(s.name) <= LONGEST_NAME else s.name[: LONGEST_NAME - 3] + "...",
             f"{s.share:.1%}",
-            s.format,
-            f"{s.shards:,}",
+            s.manifest.format,
+            f"{len(s.manifest.shards):,}",
             _short(s.num_bytes),
             _short(s.chunks),
             _short(s.lane_chunks),
@@ -112,6 +115,22 @@ def _warnings(reading: Reading) -> str:
     texts = [] if reading.tokenize is None else unended(reading.recipe, reading.tokenize)
     texts += [text for s in reading.sources for text in s.estimate.warnings(s.name)]
     return "".join(f"\n{_wrapped(f'Warning: {text}', '  ')}" for text in texts)
+
+
+def _files(report: Report) -> str:
+    """Which files are read of each source, and which names were left out and why."""
+    validation = report.validation.sources if report.validation else ()
+    manifests = [(repr(source.name), source.manifest) for source in report.train.sources]
+    manifests += [(f"{source.name!r} of the validation", source.manifest) for source in validation]
+    if not manifests:
+        return ""
+    lines = ["files"]
+    for name, manifest in manifests:
+        read, *left_out = manifest.files_text().splitlines()
+        lines += [_wrapped(f"{name} is {read}", "  ", "      ")]
+        lines += [_wrapped(text, "    ", "      ") for text in left_out]
+    lines += [_wrapped(text, "  ", "      ") for text in shared_files(manifests)]
+    return "\n".join(lines)
 
 
 def _degrees(reading: Reading, mesh: Mesh, batches: str, title: str) -> str:
