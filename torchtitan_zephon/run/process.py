@@ -33,6 +33,7 @@ from ..program import Program
 from ..read.records import Function
 from ..records import Batch, Figures, Rows
 from ..state import Snapshot
+from .agree import Exchange, agree, alone
 from .count import count_sequences
 from .messages import Ended, Failed, FromLoader, Ready, Save, Saved, Setup, Taken
 from .ring import allocate
@@ -43,17 +44,27 @@ _LOOK_UP_S = 1.0
 _GRACE_S = 5.0
 
 
-def open_stream(program: Program, layout: Layout, settings: RunSettings, *, first_step: int = 0) -> RankStream:
+def open_stream(
+    program: Program, layout: Layout, settings: RunSettings, *, first_step: int = 0, exchange: Exchange = alone
+) -> RankStream:
     """The stream of one rank, run as ``settings.runner`` says. Raises ``ConfigError`` if it cannot be."""
     kind = ProcessStream if settings.runner == "process" else RankStream
-    return kind(program, layout, settings, first_step=first_step)
+    return kind(program, layout, settings, first_step=first_step, exchange=exchange)
 
 
 class ProcessStream(RankStream):
     """A ``RankStream`` whose engine is a child: what is here is the trainer's place in the stream."""
 
-    def __init__(self, program: Program, layout: Layout, settings: RunSettings, *, first_step: int = 0) -> None:
-        super().__init__(program, layout, settings, first_step=first_step)
+    def __init__(
+        self,
+        program: Program,
+        layout: Layout,
+        settings: RunSettings,
+        *,
+        first_step: int = 0,
+        exchange: Exchange = alone,
+    ) -> None:
+        super().__init__(program, layout, settings, first_step=first_step, exchange=exchange)
         if not hasattr(os, "memfd_create"):
             raise ConfigError(f'runner = "process" needs Linux, and this is {sys.platform}; use runner = "thread".')
         for function in program.functions:
@@ -83,8 +94,8 @@ class ProcessStream(RankStream):
     def _start_child(self) -> Child:
         """Measure and count here, where both are kept for the next child; the child begins where this stream stands."""
         program, counts = self.program, None
-        if self._tokens_per_mib is None:
-            self._tokens_per_mib = program.measure()
+        agree(self.exchange, self._look)
+        assert self._tokens_per_mib is not None
         if not program.recipe.repeat:
             counts = count_sequences(program, self._tokens_per_mib, self.settings.workers)
         setup = Setup(

@@ -34,9 +34,11 @@ from ..state import (
     StreamState,
     recipe_hash,
 )
+from .agree import Exchange, agree, alone
 from .count import count_sequences
 from .pool import Pool
 from .resume import decode_state, on_backend
+from .statement import Statement, statement
 
 SHOW_PROGRESS_S = 2.0
 """A restore that takes longer says how far it is, as often."""
@@ -57,10 +59,14 @@ class RankStream:
         settings: RunSettings,
         *,
         first_step: int = 0,
+        exchange: Exchange = alone,
         open_ledger: Callable[[Path, Layout, tuple[str, ...]], LedgerWriter] = LedgerWriter,
     ) -> None:
-        """``first_step``: steps the trainer has done before this stream begins; its state remembers it."""
-        self._open_ledger = open_ledger
+        """``first_step``: steps the trainer has done before this stream begins; its state remembers it.
+
+        ``exchange``: how to compare, before the first batch, what all ranks are going to read.
+        """
+        self.exchange, self._open_ledger = exchange, open_ledger
         self.program, self.layout, self.settings, self.first_step = program, layout, settings, first_step
         self._tokens_per_mib: tuple[int, ...] | None = None
         self._saved: dict[int, LaneState] = {}
@@ -171,8 +177,8 @@ class RankStream:
 
     def _start(self) -> None:
         """Build the lanes where the state says, replay to where the trainer was, compare digests."""
-        if self._tokens_per_mib is None:
-            self._tokens_per_mib = self.program.measure()
+        agree(self.exchange, self._look)
+        assert self._tokens_per_mib is not None
         self._pool = Pool(self.settings.workers)
         weakref.finalize(self, self._pool.close)
         numbers = self.layout.own_lanes
@@ -188,6 +194,12 @@ class RankStream:
             most = max(count_sequences(self.program, self._tokens_per_mib, self.settings.workers))
             # Steps behind this place may have been of another size.
             self._last_step = self._step + max(0, -(-(most - self._lane_sequences) // self.layout.lane_sequences))
+
+    def _look(self) -> Statement:
+        """Measure, unless the state says what was measured; then all that is to be read is known."""
+        if self._tokens_per_mib is None:
+            self._tokens_per_mib = self.program.measure()
+        return Statement() if self.exchange is alone else statement(self.program, self.layout, self.snapshot())
 
     def _replay(self) -> None:
         """Read again what the trainer took of the segments at hand, all lanes in step, and compare."""
