@@ -59,12 +59,26 @@ ALLOWED: dict[str, set[str]] = {
     "check": {"check", "config", "plan.layout", "ops", "program", "run", "state", "errors", "titan"},
     "cli": {"check", "config", "program", "ops", "ledger", "verify", "errors", "titan"},
     "torch_dataset": {"pipeline", "run", "errors"},
-    "train": {"titan", "errors"},
-    "titan": {"titan", "metrics", "config", "plan", "ops", "program", "run", "state", "records", "errors"},
+    "torch_exchange": {"errors"},
+    "launch": {"errors"},
+    "train": {"launch", "titan", "errors"},
+    "titan": {
+        "titan",
+        "metrics",
+        "torch_exchange",
+        "config",
+        "plan",
+        "ops",
+        "program",
+        "run",
+        "state",
+        "records",
+        "errors",
+    },
 }
 TORCH = {"torch", "torchtitan", "torchdata", "tyro", "spmd_types"}
-# `torch_dataset` is the adapter for torch without TorchTitan; `__init__` does not import it.
-MAY_IMPORT_TORCH = ("titan", "torch_dataset")
+# `torch_dataset` and `torch_exchange` adapt to torch without TorchTitan; `__init__` imports neither.
+MAY_IMPORT_TORCH = ("titan", "torch_dataset", "torch_exchange")
 PURE = ("plan", "ops", "lane", "state", "records")
 IMPURE_MODULES = {"random", "time", "datetime", "secrets", "uuid", "threading", "socket", "multiprocessing"}
 

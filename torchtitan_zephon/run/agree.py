@@ -62,18 +62,18 @@ def alone(data: bytes) -> list[bytes]:
     return [data]
 
 
-def agree(exchange: Exchange, look: Callable[[], Statement]) -> None:
-    """Compare what ``look`` finds with what it finds on all other ranks.
+def agree(exchange: Exchange, look: Callable[[], T], say: Callable[[T], Statement]) -> T:
+    """What ``look`` finds, once ``say`` has made the same statement of it on all ranks.
 
     Raises the same ``ZephonError`` on every rank if they differ, or if ``look`` failed on one of them; only what is
     no ``ZephonError`` is raised as it is on the rank that has it.
     """
     if exchange is alone:
-        look()
-        return
+        return look()
     failure: Exception | None = None
     try:
-        own = look()
+        found = look()
+        own = say(found)
     except Exception as error:
         own, failure = Statement(), error
     said = [json.loads(data) for data in exchange(_json(_summary(own, failure)))]
@@ -87,6 +87,7 @@ def agree(exchange: Exchange, look: Callable[[], Statement]) -> None:
         hashes = [tuple(words["tables"][kind]) for words in said]
         if ranks.differ(hashes):
             raise _difference(kind, ranks, _narrowed(exchange, ranks, own.table(kind), max(n for n, _ in hashes)))
+    return found
 
 
 def attempt(look: Callable[[], T]) -> Callable[[], T]:

@@ -33,7 +33,7 @@ from ..program import Program
 from ..read.records import Function
 from ..records import Batch, Figures, Rows
 from ..state import Snapshot
-from .agree import Exchange, agree, alone
+from .agree import Exchange, alone
 from .count import count_sequences
 from .messages import Ended, Failed, FromLoader, Ready, Save, Saved, Setup, Taken
 from .ring import allocate
@@ -93,11 +93,9 @@ class ProcessStream(RankStream):
 
     def _start_child(self) -> Child:
         """Measure and count here, where both are kept for the next child; the child begins where this stream stands."""
-        program, counts = self.program, None
-        agree(self.exchange, self._look)
-        assert self._tokens_per_mib is not None
+        program, counts, measured = self.program, None, self._measured()
         if not program.recipe.repeat:
-            counts = count_sequences(program, self._tokens_per_mib, self.settings.workers)
+            counts = count_sequences(program, measured, self.settings.workers)
         setup = Setup(
             recipe=program.recipe,
             seq_len=program.seq_len,

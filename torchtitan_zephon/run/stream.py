@@ -38,7 +38,7 @@ from .agree import Exchange, agree, alone
 from .count import count_sequences
 from .pool import Pool
 from .resume import decode_state, on_backend
-from .statement import Statement, statement
+from .statement import statement
 
 SHOW_PROGRESS_S = 2.0
 """A restore that takes longer says how far it is, as often."""
@@ -177,12 +177,11 @@ class RankStream:
 
     def _start(self) -> None:
         """Build the lanes where the state says, replay to where the trainer was, compare digests."""
-        agree(self.exchange, self._look)
-        assert self._tokens_per_mib is not None
+        measured = self._measured()
         self._pool = Pool(self.settings.workers)
         weakref.finalize(self, self._pool.close)
         numbers = self.layout.own_lanes
-        self._lanes = {n: Lane(self.program.lane(n, self._tokens_per_mib), self._saved.get(n)) for n in numbers}
+        self._lanes = {n: Lane(self.program.lane(n, measured), self._saved.get(n)) for n in numbers}
         self._work = {n: deque() for n in numbers}
         self._bytes_out = 0
         self._replay()
@@ -191,15 +190,20 @@ class RankStream:
         if self.settings.ledger:
             self._ledger = self._open_ledger(Path(self.settings.ledger) / self._name(), self.layout, self.program.names)
         if not self.program.recipe.repeat:
-            most = max(count_sequences(self.program, self._tokens_per_mib, self.settings.workers))
+            most = max(count_sequences(self.program, measured, self.settings.workers))
             # Steps behind this place may have been of another size.
             self._last_step = self._step + max(0, -(-(most - self._lane_sequences) // self.layout.lane_sequences))
 
-    def _look(self) -> Statement:
-        """Measure, unless the state says what was measured; then all that is to be read is known."""
-        if self._tokens_per_mib is None:
-            self._tokens_per_mib = self.program.measure()
-        return Statement() if self.exchange is alone else statement(self.program, self.layout, self.snapshot())
+    def _measured(self) -> tuple[int, ...]:
+        """Tokens a MiB of each source, which all ranks find alike, as all else that they are going to read."""
+
+        def look() -> None:
+            if self._tokens_per_mib is None:
+                self._tokens_per_mib = self.program.measure()
+
+        agree(self.exchange, look, lambda _: statement(self.program, self.layout, self.snapshot()))
+        assert self._tokens_per_mib is not None
+        return self._tokens_per_mib
 
     def _replay(self) -> None:
         """Read again what the trainer took of the segments at hand, all lanes in step, and compare."""

@@ -19,10 +19,13 @@ from torchtitan.tools.logging import logger
 
 from ..errors import StateError
 from ..metrics import Gauges
+from ..run.agree import agree
 from ..run.process import open_stream
+from ..run.statement import statement
 from ..state import NEW_STREAM
 from . import training_began
 from .feed import Feed
+from .ranks import exchange_of_job
 
 TorchBatch = tuple[dict[str, torch.Tensor], torch.Tensor]
 
@@ -44,8 +47,9 @@ class StreamLoader(BaseDataLoader):
         local_batch_size: int,
     ) -> None:
         layout = feed.layout(dp_world_size, dp_rank, local_batch_size)
-        program = feed.program(seq_len, tokenizer)
-        self.stream = open_stream(program, layout, feed.settings, first_step=feed.first_step)
+        exchange = exchange_of_job()
+        program = agree(exchange, lambda: feed.program(seq_len, tokenizer), lambda program: statement(program, layout))
+        self.stream = open_stream(program, layout, feed.settings, first_step=feed.first_step, exchange=exchange)
         self.gauges = Gauges(self.stream)
         if dp_rank == 0:
             logger.info(
