@@ -70,16 +70,15 @@ def agree(exchange: Exchange, look: Callable[[], T], say: Callable[[T], Statemen
     """
     if exchange is alone:
         return look()
-    failure: Exception | None = None
-    try:
-        found = look()
-        own = say(found)
-    except Exception as error:
-        own, failure = Statement(), error
-    said = [json.loads(data) for data in exchange(_json(_summary(own, failure)))]
-    ranks = Ranks([words["host"] for words in said], [None] * len(said))
-    if any(words["error"] for words in said):
-        raise _failed(ranks, [words["error"] for words in said], failure)
+    found: list[tuple[T, Statement]] = []
+
+    def summary() -> dict[str, Any]:
+        value = look()
+        found.append((value, say(value)))
+        return _summary(found[0][1])
+
+    ranks, said = _gathered(exchange, summary)
+    value, own = found[0]
     for kind in KINDS:
         if kind == "lanes":  # same on ranks of the same dp rank
             _check_places(ranks, [words["dp"] for words in said])
@@ -87,7 +86,28 @@ def agree(exchange: Exchange, look: Callable[[], T], say: Callable[[T], Statemen
         hashes = [tuple(words["tables"][kind]) for words in said]
         if ranks.differ(hashes):
             raise _difference(kind, ranks, _narrowed(exchange, ranks, own.table(kind), max(n for n, _ in hashes)))
-    return found
+    return value
+
+
+def gather(exchange: Exchange, look: Callable[[], Any]) -> list[Any]:
+    """What ``look`` returns on each rank, as JSON brings it; raises as ``agree`` does if it failed on one of them."""
+    return [look()] if exchange is alone else _gathered(exchange, look)[1]
+
+
+def _gathered(exchange: Exchange, look: Callable[[], Any]) -> tuple[Ranks, list[Any]]:
+    own: dict[str, Any] = {"host": os.uname().nodename}
+    failure: Exception | None = None
+    try:
+        own["found"] = look()
+    except Exception as error:
+        failure = error
+        kind = next((e.__name__ for e in _ERRORS if isinstance(error, e)), type(error).__name__)
+        own["error"] = [kind, str(error)[:LONGEST_ERROR]]
+    said = [json.loads(data) for data in exchange(_json(own))]
+    ranks = Ranks([words["host"] for words in said], [None] * len(said))
+    if any("error" in words for words in said):
+        raise _failed(ranks, [words.get("error") for words in said], failure)
+    return ranks, [words["found"] for words in said]
 
 
 def attempt(look: Callable[[], T]) -> Callable[[], T]:
@@ -124,15 +144,9 @@ class Ranks(NamedTuple):
         return f"rank{'s' * (len(ranks) > 1)} {shown} of {len(self.hosts)} (on {where})"
 
 
-def _summary(own: Statement, failure: Exception | None) -> dict[str, Any]:
-    """What a rank says first: of fixed size but for an error."""
-    error = None
-    if failure is not None:
-        kind = next((e.__name__ for e in _ERRORS if isinstance(failure, e)), type(failure).__name__)
-        error = [kind, str(failure)[:LONGEST_ERROR]]
+def _summary(own: Statement) -> dict[str, Any]:
+    """What a rank says first, of fixed size."""
     return {
-        "host": os.uname().nodename,
-        "error": error,
         "dp": None if own.dp_rank is None else [own.dp_rank, own.dp_degree],
         "tables": {kind: [len(own.table(kind)), _hash(own.table(kind))] for kind in KINDS},
     }
