@@ -55,14 +55,16 @@ class Figures(NamedTuple):
     """What a rank's lanes read and gave since the stream was started or restored, summed over them.
 
     ``ready``: sequences that could be handed out at once. ``source_tokens``, ``source_runs``: tokens
-    packed from each source and runs planned of it, since step 1. A lane that is shared counts whole
-    on each of its ranks.
+    packed from each source and runs of it that they come from, since step 1. ``delivered_tokens``: how
+    many of the packed tokens the trainer has taken. A lane that is shared counts whole on each of its
+    ranks.
     """
 
     balance: Balance
     ready: int
     source_tokens: tuple[int, ...]
     source_runs: tuple[int, ...]
+    delivered_tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,15 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def source_tokens(self, sources: int) -> np.ndarray:
+        """Positions of each row that each of ``sources`` sources fills, int64 [rows, sources]."""
+        begins, ends = self.pieces[:, 0], np.roll(self.pieces[:, 0], -1)
+        own = np.diff(self.first_piece)
+        ends[self.first_piece[1:][own > 0] - 1] = self.filled[own > 0]
+        place = np.repeat(np.arange(len(self)), own) * sources + self.pieces[:, 1]
+        counts = np.bincount(place, weights=ends - begins, minlength=len(self) * sources)
+        return counts.astype(np.int64).reshape(len(self), sources)
 
 
 class Sequence(NamedTuple):

@@ -275,7 +275,8 @@ class RankStream:
             total.add(lane.balance)
         tokens = tuple(map(sum, zip(*(lane.source_tokens for lane in lanes), strict=True)))
         runs = tuple(map(sum, zip(*(lane.source_runs for lane in lanes), strict=True)))
-        return Figures(total, sum(lane.ready for lane in lanes), tokens, runs)
+        delivered = tuple(map(sum, zip(*(lane.delivered_tokens for lane in lanes), strict=True)))
+        return Figures(total, sum(lane.ready for lane in lanes), tokens, runs, delivered)
 
     @property
     def balance(self) -> Balance:

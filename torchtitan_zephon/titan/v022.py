@@ -118,19 +118,16 @@ def with_our_data(spec: TrainSpec) -> TrainSpec:
             start = start_of(job, job_config, spec, dp_world_size, lambda: tokenizer)
             first_step = agreed(lambda: preflight(start))
         built = ZephonDataLoader(
-            dataclasses.replace(feed_of(job), first_step=first_step),
-            dp_world_size=dp_world_size,
-            dp_rank=dp_rank,
-            tokenizer=tokenizer,
-            seq_len=job_config.training.seq_len,
+            dataclasses.replace(feed_of(job), first_step=first_step), dp_world_size=dp_world_size, dp_rank=dp_rank,
+            tokenizer=tokenizer, seq_len=job_config.training.seq_len,
             local_batch_size=job_config.training.local_batch_size,
-        )
+        )  # fmt: skip
         loader[:] = [built]
         return built
 
     def build_metrics(*args: Any, **kwargs: Any) -> Any:
         processor = (spec.build_metrics_processor_fn or build_metrics_processor)(*args, **kwargs)
-        processor.logger = DataMetrics(processor.logger, loader[0])
+        DataMetrics(processor, loader[0])
         return processor
 
     return dataclasses.replace(

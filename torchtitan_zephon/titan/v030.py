@@ -117,7 +117,7 @@ class ZephonTrainer(Trainer):
         self._preflight = attempt(lambda: preflight(start))
         super().__init__(config)
         check_checkpointer(config.checkpoint)  # here, as the stock trainer has now applied its overrides
-        self.metrics_processor.logger = DataMetrics(self.metrics_processor.logger, self.dataloader)
+        DataMetrics(self.metrics_processor, self.dataloader)
 
     def init_distributed(self) -> ParallelDims:
         """The stock trainer's first work, before it builds a model; then the ranks compare what they found."""
