@@ -45,7 +45,7 @@ class LaneProgram:
 
 
 class _Hashed(NamedTuple):
-    """A sequence and its hash, taken while it is warm from packing; ``tokens``: int64 [sources], from each source."""
+    """A sequence and its hash, taken while it is warm from packing; ``tokens``: float64 [sources], from each source."""
 
     sequence: Sequence
     sha256: bytes
@@ -119,7 +119,7 @@ class Lane:
         All tokens of the segments behind it, without the carry, and the inputs taken of the segment at hand. So the
         number depends on the taker's place alone, and is the same after a restore.
         """
-        return tuple(self._delivered_tokens.tolist())
+        return tuple(map(int, self._delivered_tokens.tolist()))
 
     def plan_chunk(self) -> Chunk | None:
         """The next chunk to fetch, or None at the end of a finite stream."""
@@ -192,8 +192,7 @@ class Lane:
         """The next sequence; padding if the lane is dry. Call only if ``ready`` or ``dry``."""
         if self.dry:
             padding = padding_row(self.program.seq_len, self.program.padding_id)
-            nothing = np.zeros(len(self._tokens), np.int64)
-            entry = _Ready(_hashed(padding, 0, nothing), self._source_digests, None)
+            entry = _Ready(_hashed(padding, 0, np.zeros(len(self._tokens))), self._source_digests, None)
         else:
             entry = self._ready.popleft()
         sequence, self.taken_hash, tokens = entry.hashed
@@ -253,10 +252,9 @@ def _hashed(rows: Rows, row: int, tokens: np.ndarray) -> _Hashed:
 
 
 def _behind(start: SegmentStart) -> np.ndarray:
-    """Tokens of each source in the segments behind ``start``, int64 [sources]: all that were packed but the carry."""
-    carried = np.zeros(len(start.tokens), np.int64)
-    np.add.at(carried, start.carry.origin[:, 0], np.diff(start.carry.offsets))
-    return np.array(start.tokens, np.int64) - carried
+    """Tokens of each source in the segments behind ``start``, float64 [sources]: all that were packed but the carry."""
+    carry, sources = start.carry, len(start.tokens)
+    return np.array(start.tokens, float) - np.bincount(carry.origin[:, 0], np.diff(carry.offsets), sources)
 
 
 def sequence_hash(sequence: Sequence) -> bytes:

@@ -159,13 +159,15 @@ class Rows:
         return len(self.inputs)
 
     def source_tokens(self, sources: int) -> np.ndarray:
-        """Positions of each row that each of ``sources`` sources fills, int64 [rows, sources]."""
-        begins, ends = self.pieces[:, 0], np.roll(self.pieces[:, 0], -1)
-        own = np.diff(self.first_piece)
-        ends[self.first_piece[1:][own > 0] - 1] = self.filled[own > 0]
-        place = np.repeat(np.arange(len(self)), own) * sources + self.pieces[:, 1]
-        counts = np.bincount(place, weights=ends - begins, minlength=len(self) * sources)
-        return counts.astype(np.int64).reshape(len(self), sources)
+        """Positions that each of ``sources`` sources fills of each row, float64 [rows, sources]. A row has a piece."""
+        n, begins, first = len(self), self.pieces[:, 0], self.first_piece
+        if not n:
+            return np.zeros((0, sources))
+        ends = np.empty_like(begins)
+        ends[:-1] = begins[1:]
+        ends[first[1:] - 1] = self.filled
+        place = self.pieces[:, 1] + np.repeat(np.arange(0, n * sources, sources), first[1:] - first[:-1])
+        return np.bincount(place, ends - begins, n * sources).reshape(n, sources)
 
 
 class Sequence(NamedTuple):

@@ -240,7 +240,9 @@ def _json(value: Any) -> bytes:
 
 
 def _hash(table: Table) -> str:
-    return hashlib.blake2b(_json(table), digest_size=8).hexdigest()
+    names = sorted(table)  # no name or value holds a zero byte
+    text = "\0".join([*names, *map(table.__getitem__, names)])
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _place(name: str) -> int:

@@ -83,9 +83,9 @@ def _read(program: Program, backend: str, layout: Layout) -> dict[str, Table]:
         "versions": _versions((s.reader.manifest.format for s in program.sources), backend),
         "recipe": dict(_flat({**recipe, "sources": sources})),
         "shards": {
-            f"sources.{source.name}.shards: {shard.name!r}": f"{shard.num_bytes:,} bytes, sample {shard.sample}"
-            for source in program.sources
-            for shard in source.reader.manifest.shards
+            prefix + repr(shard.name): f"{shard.num_bytes} bytes, sample {shard.sample}"
+            for prefix, shards in ((f"sources.{s.name}.shards: ", s.reader.manifest.shards) for s in program.sources)
+            for shard in shards
         },
         "layout": {name: str(getattr(layout, name)) for name in ("global_batch_size", "dp_degree", "local_batch_size")},
     }
