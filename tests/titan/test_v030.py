@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAt
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 from torchtitan.trainer import Trainer
 
-from torchtitan_zephon import ConfigError, ZephonError, titan as titan_package, train
+from torchtitan_zephon import ConfigError, titan as titan_package
 from torchtitan_zephon.titan import STOCK, cpu, v030, v030_job
 from torchtitan_zephon.titan.job import Job, parse_job
 from torchtitan_zephon.titan.v030 import ZephonDataLoader
@@ -278,25 +277,6 @@ def test_an_unsupported_torchtitan_is_refused_with_those_that_are(monkeypatch: p
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.1.0")
     with pytest.raises(ConfigError, match=r"TorchTitan 0.1.0 is installed; supported: .*0.3.0"):
         titan_package.installed_version()
-
-
-@pytest.mark.parametrize(
-    ("local_rank", "began", "waits", "said"),
-    [("0", False, False, "torchtitan_zephon: what"), ("0", True, False, "torchtitan_zephon: rank 9: what"),
-     ("3", False, True, "torchtitan_zephon: rank 9: what"), ("3", True, False, "torchtitan_zephon: rank 9: what")],
-)  # fmt: skip
-def test_the_nodes_first_rank_speaks_at_start_up_and_the_failing_rank_in_training(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], local_rank: str, began: bool, waits: bool,
-    said: str,
-) -> None:  # fmt: skip
-    slept: list[float] = []
-    monkeypatch.setenv("LOCAL_RANK", local_rank)
-    monkeypatch.setenv("RANK", "9")
-    monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(titan_package.training_began, "is_set", lambda: began)
-    train.report(ZephonError("what\n    a: 1 -> 2"))
-    assert capsys.readouterr().err == f"{said}\n    a: 1 -> 2\n"
-    assert bool(slept) is waits
 
 
 @pytest.mark.slow
