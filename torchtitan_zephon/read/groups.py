@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from ..errors import SourceError
 from . import sizes
 from .files import Manifest
-from .footers import Footer, Footers, is_signed
+from .footers import Footer, Footers
 from .ids import is_ids
 from .retry import with_retries
 
@@ -124,7 +124,7 @@ class RowGroups:
     def _refuse_encrypted(self, shard: int, footer: Footer, group: int) -> None:
         path = self._manifest.path(shard)
         try:
-            if is_signed(path, footer.metadata):
+            if footer.signed:
                 next(_batches(self._footers.open(shard), [group], [self._leaf(footer)], 1))
         except (pa.ArrowException, OSError) as error:
             raise SourceError(
