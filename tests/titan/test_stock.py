@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torchtitan")
 
-from tests.titan.scenarios import JOB, ROOT, VERSION, hashes, job_folder, torchrun, trained
+from tests.titan.scenarios import JOB, ROOT, VERSION, forked, hashes, job_folder, torchrun, trained
 from torchtitan_zephon.titan import STOCK
 
 pytestmark = pytest.mark.slow
@@ -65,14 +66,14 @@ def stock_job(folder: Path, dump: Path, steps: int) -> Path:
     return path
 
 
-def stock(processes: int, *arguments: object) -> tuple[int, str]:
-    return torchrun(processes, "tests.titan.stock_on_cpu", *arguments)
+def stock(processes: int, *arguments: object, launcher: Callable[..., tuple[int, str]] = forked) -> tuple[int, str]:
+    return launcher(processes, "tests.titan.stock_on_cpu", *arguments)
 
 
 @only_022
 def test_the_stock_entry_point_of_0_2_2_reads_the_zephon_table_and_resumes_on_other_ranks(folder: Path) -> None:
     dump = folder / "stock-022"
-    code, output = stock(2, "--job.config_file", stock_job(folder, dump, STOP))
+    code, output = stock(2, "--job.config_file", stock_job(folder, dump, STOP), launcher=torchrun)
     assert code == 0, output[-4000:]
     assert "validate step:" in output
     code, output = stock(4, "--job.config_file", stock_job(folder, dump, STEPS), "--zephon.workers", "1")
@@ -143,7 +144,8 @@ def test_the_stock_entry_point_of_0_3_0_takes_any_of_its_own_configurations_with
     dump, steps = folder / name, STOP
     ours = ("--module", "torchtitan_zephon", "--config", name, "--dataloader.recipe_file", recipe_file(folder))
     ledger = ("--dataloader.settings.ledger", dump / "ledger")
-    code, output = stock(2, *ours, *ledger, *flags(dump, STOP))
+    launcher = torchrun if name.startswith("llama3") else forked
+    code, output = stock(2, *ours, *ledger, *flags(dump, STOP), launcher=launcher)
     assert code == 0, output[-4000:]
     if name.startswith("llama3"):
         steps = STEPS

@@ -1,4 +1,4 @@
-"""The real trainer under torchrun, on a CPU: stopped, resumed on other rank counts, refused where it must be."""
+"""The real trainer on a CPU: stopped, resumed on other rank counts, refused where it must be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torchtitan")
 
-from tests.titan.scenarios import VERSION, hashes, job_folder, refused, trained
+from tests.titan.scenarios import VERSION, hashes, job_folder, refused, torchrun, trained
 from torchtitan_zephon.titan.checkpoint import read_loader_state
 from torchtitan_zephon.verify import verify
 
@@ -140,7 +140,7 @@ def test_changed_data_is_refused_by_name(folder: Path, stopped: Path) -> None:
     middle = before.index(b" the ", len(before) // 2) + 1
     shard.write_bytes(before[:middle] + b"T" + before[middle + 1 :])
     try:
-        text = refused(folder, stopped, 2)
+        text = refused(folder, stopped, 2, launcher=torchrun)
     finally:
         shard.write_bytes(before)
     assert "sources.books.shards.persuasion-0.jsonl" in text
