@@ -8,7 +8,8 @@ keep a forked rank what a rank of torchrun is:
 - Nothing of ours is imported here, there is no process group and no Python thread. So a rank runs all of our code
   itself, CPU mode included, and it ends as Python ends, with its ``atexit`` functions.
 - A rank gets the environment, folder, module path and output that the request names, and a session of its own.
-- What libraries read from the environment while they are imported cannot be changed later: ``forks.py`` refuses that.
+- What libraries read while they are imported cannot be changed later. ``forks.py`` refuses another environment, and
+  the stock entry point of 0.2.2, which reads its command line so, is launched by torchrun.
 
 The socket ``FD`` carries JSON. A request for a rank comes with one end of a pipe for its output; the answer is
 ``{"forked": pid}``, and later ``{"ended": pid, "code": code}``. ``{"signal": number, "pid": pid}`` signals a rank.

@@ -96,13 +96,17 @@ def servers() -> list[ForkServer]:
 
 
 class _Launch:
-    """The ranks of one launch. ``pids`` are those forked, ``codes`` the exit codes of those that have ended."""
+    """The ranks of one launch. ``pids`` are those forked, ``codes`` the exit codes of those that have ended.
+
+    Each request is answered by one ``forked`` and, once, by one ``ended``; ``end`` waits until all are.
+    """
 
     def __init__(self, processes: int) -> None:
         self.processes = processes
         self.output = b""
         self.pids: dict[int, ForkServer] = {}
         self.codes: dict[int, int] = {}
+        self._requested = 0
         self._asked: dict[int, signal.Signals] = {}
         self._failed_at: float | None = None
         self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -125,6 +129,7 @@ class _Launch:
         for rank in range(self.processes):
             own = {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
             servers()[rank % SERVERS].fork(theirs, **command, environment={**environment, **shared, **own})
+            self._requested += 1
         os.close(theirs)
         self._watched.register(mine, selectors.EVENT_READ)
 
@@ -148,7 +153,7 @@ class _Launch:
 
     def end(self) -> None:
         """Kill what is left of the ranks."""
-        while len(self.codes) < len(self.pids):
+        while len(self.codes) < self._requested:
             self._ask(signal.SIGKILL)
             for key, _ in self._watched.select(1.0):
                 if key.data is not None:
