@@ -130,10 +130,15 @@ def train(
     folder: Path, dump: Path, processes: int, *overrides: str, steps: int = 8, validate: bool = False,
     launcher: Callable[..., tuple[int, str]] = forked,
 ) -> tuple[int, str]:  # fmt: skip
-    """Exit code and output of one launch; ``launcher`` is ``forked`` or ``torchrun``."""
+    """Exit code and output of one launch; ``launcher`` is ``forked`` or ``torchrun``.
+
+    Unless ``overrides`` say otherwise, up to 8 ranks take the 16 sequences of a step in two local batches each: with
+    one sequence a batch most of the time went into batches. It is no part of the stream.
+    """
     job = folder / f"{dump.name}.toml"
     job.write_text(JOB.format(dump=dump, root=ROOT, data=folder / "data", steps=steps, validate=str(validate).lower()))
-    return launcher(processes, "torchtitan_zephon.train", "--job.config_file", job, *overrides, cwd=folder)
+    local = ("--training.local_batch_size", str(max(1, 8 // processes)))
+    return launcher(processes, "torchtitan_zephon.train", "--job.config_file", job, *local, *overrides, cwd=folder)
 
 
 def trained(*arguments: object, **options: object) -> str:

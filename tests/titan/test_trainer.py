@@ -210,6 +210,7 @@ def test_ranks_that_share_lanes_train_on_after_losing_one_and_getting_it_back(
 ) -> None:
     dump = folder / "lost-a-rank"
     shared = ("--zephon.lanes", "4", "--training.global_batch_size", "12", "--zephon.shared_lanes")
+    shared = (*shared, "--training.local_batch_size", "1")
     trained(folder, folder / "all-ranks", 4, *shared, steps=5)
     for processes, steps in ((4, 2), (3, 4), (4, 5)):
         trained(folder, dump, processes, *shared, steps=steps)
