@@ -112,7 +112,7 @@ class Server:
 
     def _kill(self) -> None:
         for pid in self._ranks.values():
-            os.killpg(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
     def _send(self, **message: int) -> None:
         self._channel.send(json.dumps(message).encode())
@@ -134,8 +134,9 @@ def run(request: dict[str, Any]) -> None:
 def main() -> None:
     preload()
     request = Server(socket.socket(fileno=int(sys.argv[1]))).serve()
-    if request is not None:
-        run(request)
+    if request is None:
+        os._exit(0)  # nothing to put away, and triton would list all that is frozen as leaks
+    run(request)
 
 
 if __name__ == "__main__":

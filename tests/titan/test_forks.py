@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 pytest.importorskip("torchtitan")
 
-from tests.titan.forks import SERVERS, forked
+from tests.titan.forks import ENVIRONMENT, SERVERS, ForkServer, forked
 from tests.titan.scenarios import torchrun
 
 pytestmark = pytest.mark.slow
@@ -76,6 +77,20 @@ def test_a_launch_that_does_not_end_is_an_error_and_leaves_no_process(tmp_path: 
         forked(2, "tests.titan.a_rank", tmp_path, 5, cwd=tmp_path, timeout_s=5)
     assert not [pid for pid in filter(str.isdigit, os.listdir("/proc")) if works_in(pid, tmp_path)]  # noqa: PTH208
     assert forked(1, "tests.titan.a_rank", tmp_path)[0] == 0, "the servers are still there"
+
+
+def test_a_server_whose_caller_is_gone_kills_its_ranks(tmp_path: Path) -> None:
+    server, (mine, theirs) = ForkServer(), os.pipe()
+    endless = {"module": "http.server", "arguments": ["--bind", "127.0.0.1", "0"]}
+    server.fork(theirs, **endless, folder=str(tmp_path), environment=ENVIRONMENT)
+    os.close(theirs)
+    assert server.answer().keys() == {"forked"}
+    assert os.read(mine, 1000), "it has begun"
+    server.channel.close()
+    while select.select([mine], [], [], 60)[0] and os.read(mine, 1000):
+        pass
+    assert not [pid for pid in filter(str.isdigit, os.listdir("/proc")) if works_in(pid, tmp_path)]  # noqa: PTH208
+    os.close(mine)
 
 
 def works_in(pid: str, folder: Path) -> bool:
