@@ -1,4 +1,4 @@
-"""The real trainer under torchrun, on a CPU: stopped, resumed on other rank counts, refused where it must be."""
+"""The real trainer on a CPU: stopped, resumed on other rank counts, refused where it must be."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("torchtitan")
 
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
-from tests.titan.scenarios import ROOT, STOCK_RECIPE, VERSION, build, hashes, job_folder, refused, trained
+from tests.titan.scenarios import ROOT, STOCK_RECIPE, VERSION, build, hashes, job_folder, refused, torchrun, trained
 from torchtitan_zephon import RunSettings
 from torchtitan_zephon.titan.checkpoint import read_loader_state
 from torchtitan_zephon.titan.feed import Feed
@@ -163,7 +163,7 @@ def test_changed_data_is_refused_by_name(folder: Path, stopped: Path) -> None:
     middle = before.index(b" the ", len(before) // 2) + 1
     shard.write_bytes(before[:middle] + b"T" + before[middle + 1 :])
     try:
-        text = refused(folder, stopped, 2)
+        text = refused(folder, stopped, 2, launcher=torchrun)
     finally:
         shard.write_bytes(before)
     assert "sources.books.shards.persuasion-0.jsonl" in text
@@ -233,6 +233,7 @@ def test_ranks_that_share_lanes_train_on_after_losing_one_and_getting_it_back(
 ) -> None:
     dump = folder / "lost-a-rank"
     shared = ("--zephon.lanes", "4", "--training.global_batch_size", "12", "--zephon.shared_lanes")
+    shared = (*shared, "--training.local_batch_size", "1")
     trained(folder, folder / "all-ranks", 4, *shared, steps=5)
     for processes, steps in ((4, 2), (3, 4), (4, 5)):
         trained(folder, dump, processes, *shared, steps=steps)
