@@ -64,6 +64,7 @@ ALLOWED: dict[str, set[str]] = {
         "__version__",
         "changes",
         "config",
+        "estimate",
         "plan.layout",
         "plan.chunking",
         "ops",
