@@ -29,20 +29,36 @@ ALLOWED: dict[str, set[str]] = {
     "plan": {"plan", "errors"},
     "ops": {"ops", "records", "cache", "plan.keyed", "errors"},
     "read": {"read", "records", "errors", "plan.chunking"},
-    "state": {"changes", "plan", "records", "errors"},
+    "sealed": {"errors"},
+    "state": {"changes", "plan", "sealed", "records", "errors"},
     "lane": {"plan", "ops", "state", "records", "errors"},
     "ledger": {"plan.layout", "errors"},
-    "program": {"cache", "config", "toml_files", "plan", "ops", "read", "lane", "state", "records", "errors"},
+    "estimate": {"plan", "read", "errors"},
+    "program": {
+        "cache",
+        "config",
+        "toml_files",
+        "estimate",
+        "plan",
+        "ops",
+        "read",
+        "lane",
+        "state",
+        "records",
+        "errors",
+    },
     "run": {
         "run",
         "changes",
         "config",
         "ops.tokenize",
         "read.records",
+        "read.retry",  # a worker that waits to read again must know when its pool ends
         "plan",
         "program",
         "lane",
         "ledger",
+        "sealed",
         "state",
         "records",
         "errors",
@@ -69,6 +85,7 @@ ALLOWED: dict[str, set[str]] = {
         "plan.chunking",
         "ops",
         "program",
+        "read.files",
         "read.records",
         "run",
         "state",
@@ -108,7 +125,7 @@ ALLOWED: dict[str, set[str]] = {
 TORCH = {"torch", "torchtitan", "torchdata", "tyro", "spmd_types"}
 # `torch_dataset` is the adapter for torch without TorchTitan; `__init__` does not import it.
 MAY_IMPORT_TORCH = ("titan", "torch_dataset")
-PURE = ("plan", "ops", "lane", "state", "records")
+PURE = ("plan", "ops", "lane", "sealed", "state", "records")
 IMPURE_MODULES = {"random", "time", "datetime", "secrets", "uuid", "threading", "socket", "multiprocessing"}
 
 # file or function or class: its number today
@@ -117,7 +134,7 @@ LONG_FUNCTIONS: dict[str, int] = {}
 MANY_PARAMETERS: dict[str, int] = {
     "config.Recipe": 16,
     "lane.LaneProgram": 9,
-    "records.Balance": 9,
+    "records.Balance": 10,
     "titan.v022.ZephonValidator": 12,  # what TorchTitan 0.2.2 calls its validator with
 }
 
@@ -317,11 +334,11 @@ def test_the_size_check_can_fail() -> None:
     long_file = "x = 1\n" * (MOST_LINES + 1)
     long_function = "class A:\n    def f(self):\n" + "        x = 1\n" * MOST_FUNCTION_LINES
     many = "class A:\n    def __init__(self, a, b, c, d, e, f, g, *, h, i): ..."
-    fields = "class Balance:\n" + "".join(f"    f{n}: int\n" for n in range(10))
+    fields = "class Balance:\n" + "".join(f"    f{n}: int\n" for n in range(11))
     assert size_complaints({"m": long_file}) == ["m has 351 lines, more than 350"]
     assert size_complaints({"m": long_function}) == ["m.A.f has 51 lines, more than 50"]
     assert size_complaints({"m": many}) == ["m.A has 9 constructor parameters, more than 8"]
-    assert size_complaints({"records": fields}) == ["records.Balance has 10 constructor parameters, more than 9"]
+    assert size_complaints({"records": fields}) == ["records.Balance has 11 constructor parameters, more than 10"]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from torchtitan_zephon import (
     ZephonError,
 )  # fmt: skip
 from torchtitan_zephon.errors import ReplayError
-from torchtitan_zephon.ops.tokenize import load_tokenizer
+from torchtitan_zephon.ops.tokenizer_files import load_tokenizer
 from torchtitan_zephon.plan.layout import Layout
 from torchtitan_zephon.program import compile_program
 from torchtitan_zephon.read import files
@@ -186,12 +186,12 @@ def edited(state: dict[str, Any], lane: int, **changes: Any) -> dict[str, Any]:
         (lambda s: edited(s, 1, raw=s["lane"]["00002"]), "says it belongs to lane 2"),
         (lambda s: edited(s, 1, raw=7), "is a int, not bytes"),
         (
-            lambda s: {**s, "stream": s["stream"].replace(b'"format":3', b'"format":9')},
-            "the loader state has format 9; .* reads format 3",
+            lambda s: {**s, "stream": s["stream"].replace(b'"format":4', b'"format":9')},
+            "the loader state has format 9; .* reads format 4",
         ),
         (
-            lambda s: edited(s, 1, raw=s["lane"]["00001"].replace(b'"format":3', b'"format":1')),
-            "the state of lane 1 has format 1; .* reads format 3",
+            lambda s: edited(s, 1, raw=s["lane"]["00001"].replace(b'"format":4', b'"format":1')),
+            "the state of lane 1 has format 1; .* reads format 4",
         ),
     ],
 )

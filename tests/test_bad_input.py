@@ -24,13 +24,14 @@ from torchtitan_zephon import (
     Pipeline,
     RecordError,
     SourceError,
-    StateError,
     StaticMixtureWorkSource,
     TokenEstimation,
     TokenizerError,
 )  # fmt: skip
-from torchtitan_zephon.ops.tokenize import Tokenize, check_vocabulary, load_tokenizer
+from torchtitan_zephon.ops.tokenize import Tokenize, check_vocabulary
+from torchtitan_zephon.ops.tokenizer_files import load_tokenizer
 from torchtitan_zephon.read import files
+from torchtitan_zephon.state import decode_stream
 
 Sources = dict[str, Path]
 
@@ -198,8 +199,7 @@ def test_after_an_error_the_stream_goes_on_raising_instead_of_leaving_a_gap(tmp_
     for _ in range(3):
         with pytest.raises(RecordError):
             list(zip(range(10**4), rank, strict=False))
-    with pytest.raises(StateError, match="ended with an error"):
-        rank.state_dict()
+    assert decode_stream(rank.state_dict()["stream"]).step == rank.step
 
 
 # ---- found by breaking the work, and mended

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import tokenizers
 
-from tests.scenarios import texts_of, write_jsonl, write_parquet
-from torchtitan_zephon import ConfigError
+from tests.scenarios import BOS, EOS, texts_of, tokenizer_folder, write_jsonl, write_parquet
+from torchtitan_zephon import ConfigError, TokenizerError
 from torchtitan_zephon.check import Release, Report, check, find_release
 from torchtitan_zephon.check.text import WIDTH, check_text
 from torchtitan_zephon.cli import VERSION, main
@@ -490,3 +493,75 @@ def test_neither_torch_nor_torchtitan_is_needed() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "assumed (it " in done.stdout and "yes: fits on 4" in done.stdout
+
+
+# ---- what stands around a document
+
+
+def with_tokenizer(job_file: Path, config: object) -> Path:
+    """The job with the small tokenizer and this ``tokenizer_config.json``."""
+    folder = job_file.parent / "tokenizer"
+    folder.mkdir()
+    shutil.copy(tokenizer_folder() / "tokenizer.json", folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    job_file.write_text(JOB.format(tokenizer=folder), "utf-8")
+    return folder
+
+
+def test_a_document_is_shown_as_it_is_read_with_what_the_tokenizer_adds_itself(job_file: Path) -> None:
+    folder = with_tokenizer(job_file, {"bos_token": BOS, "eos_token": EOS})
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = check_text(report_of(job_file))
+    assert f"is read as  {BOS} text {EOS}  (BOS by tokenizer_config.json, EOS by" in text
+    assert "warning" not in text
+
+
+def test_nothing_behind_a_document_is_warned_of_once_and_not_if_it_was_asked_for(job_file: Path) -> None:
+    with_tokenizer(job_file, {"bos_token": BOS})
+    report = report_of(job_file)
+    text = " ".join(check_text(report).split())
+    assert report.good
+    assert text.count("warning: nothing ends a document (BOS by tokenizer_config.json, no EOS named)") == 1
+    assert f"one is read as {BOS} text, so the model cannot learn where one ends" in text
+    assert "warning" not in check_text(report_of(job_file, "--zephon.add_eos", "false"))
+
+
+def test_characters_that_the_tokenizer_drops_are_warned_of_by_source(job_file: Path) -> None:
+    folder = with_tokenizer(job_file, {"eos_token": EOS})
+    data = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    del data["model"]["vocab"]["ð"]  # the first byte of an emoji
+    data["model"]["merges"] = [m for m in data["model"]["merges"] if "ð" not in "".join(m)]
+    (folder / "tokenizer.json").write_text(json.dumps(data), "utf-8")
+    text = " ".join(check_text(report_of(job_file)).split())
+    for name in ("news", "wiki"):
+        assert f"warning: source '{name}': " in text
+    assert "are dropped without a trace, as the tokenizer has no token for them: '🚀' in " in text
+
+
+def test_a_tokenizer_folder_that_cannot_be_used_is_refused_with_the_way_out(job_file: Path) -> None:
+    folder = with_tokenizer(job_file, {})
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    with pytest.raises(
+        TokenizerError, match=r"hf_assets_path = .*'tokenizer\.model', a SentencePiece.*save_pretrained"
+    ):
+        report_of(job_file)
+    shutil.rmtree(folder)
+    with pytest.raises(TokenizerError, match=r"hf_assets_path = .*is not a folder.*relative to the working folder"):
+        report_of(job_file)
+
+
+# ---- files
+
+
+def test_the_files_of_each_source_and_those_left_out_are_said(job_file: Path) -> None:
+    (job_file.parent / "news" / "README.md").touch()
+    (job_file.parent / "news" / "latest.jsonl").symlink_to("1.jsonl")
+    job = validated(job_file, job_file.parent / "news" / "0.jsonl")
+    text = " ".join(check_text(report_of(job, "--validation.enable", dp=[2])).split())
+    folder = str(job_file.parent / "news")
+    assert f"'news' is read from {folder!r}: '0.jsonl', '1.jsonl' left out: 1 second name of a file" in text
+    assert "'latest.jsonl' (is '1.jsonl'); 1 of another type: 'README.md'" in text
+    assert f"'held' of the validation is read from {folder!r}: '0.jsonl'" in text
+    assert f"{folder + '/0.jsonl'!r} is read by both 'news' and 'held' of the validation" in text

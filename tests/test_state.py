@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -235,6 +236,86 @@ def test_a_value_inside_a_field_that_cannot_be_is_refused_by_name(kind: str, fie
         decode(kind, sealed(kind, {**VALUES[kind], field: wrong}))
 
 
+@pytest.mark.parametrize(
+    ("kind", "field", "wrong"),
+    [
+        *(("lane", field, wrong) for field in ("delivered", "segment") for wrong in (2**63, 10**400, 1e300)),
+        *(("lane", "digest", wrong) for wrong in ("", "1" * 63, "G" * 64, "A" * 64, "1" * 62 + "\n1", "\uff11" * 64)),
+        *(("lane", "source_digests", [wrong, ""]) for wrong in ("1", "z" * 16, "0" * 64)),
+        ("lane", "segment_digest", "1" * 128),
+        ("lane", "runs", [2**63, 0]),
+        ("lane", "tokens", [1, [2]]),
+        ("stream", "recipe_sha256", "x" * 64),
+        ("stream", "tokens_per_mib", [2**64]),
+        ("stream", "pass_sequences", [True]),
+    ],
+)
+def test_a_number_or_digest_that_cannot_be_is_refused_by_name(kind: str, field: str, wrong: Any) -> None:
+    with pytest.raises(StateError, match=f"field '{field}' is a .*, not a ") as refusal:
+        decode(kind, sealed(kind, {**VALUES[kind], field: wrong}))
+    assert len(str(refusal.value)) < 500
+
+
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 10_000,
+        b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
+        b'{"format":4,"step":' + b"9" * 5000 + b"}",
+        b'{"format":NaN}',
+        b'{"format":-Infinity}',
+        b'{"format":1e999}',
+        b'{"format":"\\ud800"}',
+        b'{"\\udfff":1}',
+        b'{"format":"\xed\xa0\x80"}',
+        b"\xef\xbb\xbf{}",
+        '{"format":4}'.encode("utf-16"),
+        '{"format":4}'.encode("utf-32-le"),
+        json.dumps(deep(100)).encode(),
+        json.dumps(deep(16)).encode(),
+    ],
+    ids=range(14),
+)
+def test_json_that_no_state_is_written_in_is_refused_and_shown(kind: str, content: bytes) -> None:
+    with pytest.raises(StateError, match=rf"{NAMES[kind]} .*its {len(content)} bytes begin b") as refusal:
+        decode(kind, content)
+    assert len(str(refusal.value)) < 500
+    str(refusal.value).encode()
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_another_spelling_of_the_same_values_is_refused(kind: str) -> None:
+    data = sealed(kind, VALUES[kind])
+    spelt = [
+        data + b"\n",
+        b" " + data,
+        json.dumps(VALUES[kind]).encode(),
+        data.replace(b'"format":4', b'"format":4,"format":4'),
+        data.replace(b'"format":4', b'"format":3,"format":4'),
+        data.replace(b'"format":4', b'"f\\u006frmat":4'),
+    ]
+    for other in spelt:
+        with pytest.raises(StateError, match=rf"{NAMES[kind]} .*not in the one form in which it is written"):
+            decode(kind, other)
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_no_other_container_of_bytes_is_taken(kind: str) -> None:
+    data = sealed(kind, VALUES[kind])
+    others = [memoryview(data), np.frombuffer(data, np.uint8), list(data), data.decode(), array("B", data), (data,)]
+    for other in others:
+        with pytest.raises(StateError, match=rf"{NAMES[kind]} is a {type(other).__name__}, not bytes"):
+            decode(kind, other)
+
+
 @pytest.mark.parametrize("field", ["tokens_per_mib", "pass_sequences"])
 def test_numbers_of_all_sources_or_lanes_that_are_one_number_are_refused_by_name(field: str) -> None:
     with pytest.raises(StateError, match=field):
@@ -256,6 +337,19 @@ def test_numbers_of_all_sources_or_lanes_that_are_one_number_are_refused_by_name
         {"ids": "AA?AA", "offsets": [0, 1], "origin": [[0, 0, 0]]},
         {"ids": 5, "offsets": [0, 1], "origin": [[0, 0, 0]]},
         {"ids": "AAAA", "offsets": [0, 1], "origin": [[0, 0]]},
+        {"ids": "AAAA", "offsets": [0, 1], "origin": [[0, 0, 0]], "more": 1},
+        {"ids": "AAAA", "offsets": [0, 2**64], "origin": [[0, 0, 0]]},
+        {"ids": "AAAA", "offsets": [0, 10**30], "origin": [[0, 0, 0]]},
+        {"ids": "AAAA", "offsets": [0, 1], "origin": [[0, 0, 2**63]]},
+        {"ids": "AAAA", "offsets": [0, 1], "origin": [[0, -1, 0]]},
+        {"ids": "AAAA", "offsets": [0.5, 1], "origin": [[0, 0, 0]]},
+        {"ids": "AAAA", "offsets": [False, True], "origin": [[0, 0, 0]]},
+        {"ids": "AAAA", "offsets": [0, 1], "origin": [0, 0, 0]},
+        {"ids": "AAAA", "offsets": [0, 1], "origin": {"a": 1}},
+        {"ids": "AAAAAAAA", "offsets": [0, 2, 1, 2], "origin": [[0, 0, 0]] * 3},
+        {"ids": "AAAAAAAA", "offsets": [0, 0, 2], "origin": [[0, 0, 0]] * 2},
+        {"ids": "AAAAAAAA", "offsets": [1, 2], "origin": [[0, 0, 0]]},
+        {"ids": ["AAAA"], "offsets": [0, 1], "origin": [[0, 0, 0]]},
     ],
     ids=str,
 )
@@ -285,7 +379,10 @@ def test_every_truncation_is_refused(kind: str) -> None:
 @pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("data", [pickle.dumps({"step": 1}), b"", b"[]", b"null", b"12", b"\xff\xfe"], ids=repr)
 def test_bytes_that_are_not_ours_are_refused_and_shown(kind: str, data: bytes) -> None:
-    with pytest.raises(StateError, match=rf"{NAMES[kind]} .*it is not JSON \(its {len(data)} bytes begin b"):
+    with pytest.raises(
+        StateError,
+        match=rf"{NAMES[kind]} .*it is not JSON, or none that a state is written in \(its {len(data)} bytes begin b",
+    ):
         decode(kind, data)
 
 
@@ -310,13 +407,15 @@ def test_nothing_is_unpickled() -> None:
 @pytest.mark.parametrize("other", [1, 2, 3, 5, 2**40])
 def test_another_format_is_refused_with_the_way_out_even_if_its_fields_are_unknown(kind: str, other: int) -> None:
     assert FORMAT == 4
-    refusal = rf"^{NAMES[kind]} has format {other}; .* reads format 3\. Install the version that wrote it\."
+    refusal = rf"^{NAMES[kind]} has format {other}; .* reads format 4\. Install the version that wrote it\."
     for value in ({**VALUES[kind], "format": other}, {"format": other, "new": 1}):
         with pytest.raises(StateError, match=refusal):
             decode(kind, sealed(kind, value))
 
 
-@pytest.mark.parametrize(("number", "later"), [(1, ("first_step", "lane_sequences")), (2, ("tokenizer_backend",))])
+@pytest.mark.parametrize(
+    ("number", "later"), [(1, ("first_step", "lane_sequences")), (2, ("tokenizer_backend",)), (3, ("pass_sequences",))]
+)
 def test_an_older_stream_state_is_refused_as_that_and_not_as_damaged(number: int, later: tuple[str, ...]) -> None:
     old = {name: v for name, v in VALUES["stream"].items() if name not in later}
     with pytest.raises(StateError, match=f"has format {number}") as refusal:
@@ -366,6 +465,11 @@ def test_changed_recipes_are_refused_field_by_field() -> None:
         "sources.wiki.weight: 50 % of tokens -> 70 %",
     ]
     assert "\n    lanes: 8 -> 16\n" in str(refusal.value)
+
+
+def test_recipes_that_differ_in_how_names_with_dots_are_nested_are_not_the_same() -> None:
+    with pytest.raises(RecipeChangedError, match="recipe_sha256: "):
+        check_recipe({"a": {"b.c": 1}}, {"a.b": {"c": 1}})
 
 
 def test_a_long_list_of_changes_is_cut_in_the_text_only() -> None:

@@ -13,7 +13,7 @@ from .check.text import check_text
 from .config import RunSettings, is_job, load_recipe
 from .errors import ConfigError, Problems, ZephonError
 from .ledger import read_ledger
-from .ops.tokenize import load_tokenizer
+from .ops.tokenizer_files import load_tokenizer
 from .program import STREAM_FORMAT, Program, compile_program
 from .state import FORMAT
 from .titan import GENERATIONS, STOCK
@@ -133,7 +133,7 @@ def _job_program(options: argparse.Namespace) -> Program:
         )
     version = check.find_release(options.torchtitan).version
     job = parse_job([f"--job.config_file={options.file}", *options.overrides], STOCK[version])
-    tokenizer = tokenizer_of(job, job.recipe, version)
+    tokenizer = tokenizer_of(job, job.recipe)
     return compile_program(
         job.recipe, seq_len_of(job, version, training=True), tokenizer, backend=job.settings.tokenizer_backend
     )

@@ -24,7 +24,7 @@ from .plan import keyed
 from .plan.chunking import Chunk
 from .plan.cursor import Cursor, LanePlan
 from .records import Balance, Rows, Sequence, Tokens
-from .state import NEW_STREAM, LaneState, SegmentStart
+from .state import NEW_STREAM, LaneState, SegmentStart, no_such_place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +64,8 @@ class Lane:
         self.program, self.number = program, program.plan.lane
         sources = len(program.source_names)
         start = SegmentStart.first(sources) if state is None else state.start
+        if not program.plan.holds(start.cursor):
+            raise no_such_place(self.number)
         self.balance = Balance()
         self.taken_hash = b""
         self._planned = start.cursor

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from .config import Recipe, RunSettings, SourceConfig
 from .errors import ConfigError, Problems, nearest
-from .ops.tokenize import load_tokenizer
+from .ops.tokenizer_files import load_tokenizer
 from .plan.layout import Layout
 from .program import Program, compile_program
 from .read.records import Function

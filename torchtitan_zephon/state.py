@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,14 +24,12 @@ from .changes import recipe_changes
 from .errors import RecipeChangedError, StateError
 from .plan.cursor import Cursor
 from .records import Tokens
+from .sealed import NEW_STREAM as NEW_STREAM, OLDER_STEP as OLDER_STEP, canonical, damaged, is_count, seal, unseal
 
 FORMAT = 4
 """Version of these schemas. Another one is refused by name."""
 
 NO_DIGEST = "0" * 64
-
-NEW_STREAM = "To train on with a new stream: --checkpoint.exclude_from_loading dataloader."
-OLDER_STEP = "Load an older step (--checkpoint.load_step N)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +67,11 @@ class LaneState:
     digest: str
     source_digests: tuple[str, ...]
 
+    @classmethod
+    def first(cls, lane: int, num_sources: int) -> LaneState:
+        """The beginning of the stream."""
+        return cls(lane, SegmentStart.first(num_sources), 0, 0, NO_DIGEST, ("",) * num_sources)
+
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
@@ -93,7 +96,8 @@ class StreamState:
 def encode_lane(state: LaneState) -> bytes:
     """The bytes of one lane's state."""
     start = state.start
-    return _seal(
+    return seal(
+        FORMAT,
         {
             "lane": state.lane,
             "segment": start.segment,
@@ -107,7 +111,7 @@ def encode_lane(state: LaneState) -> bytes:
             "sequences": state.sequences,
             "digest": state.digest,
             "source_digests": state.source_digests,
-        }
+        },
     )
 
 
@@ -128,45 +132,47 @@ def lane_key(lane: int) -> str:
     return f"{lane:05d}"
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
+def no_such_place(lane: int) -> StateError:
+    """The refusal of a lane whose cursor stands where the plan has no chunk."""
+    return damaged(f"the state of lane {lane}", "its recipe's plan has no such runs and chunks")
 
 
-_KINDS: dict[str, Callable[[Any], bool]] = {
-    "count": _is_count,
-    "counts": lambda v: isinstance(v, list) and all(map(_is_count, v)),
-    "counts or null": lambda v: v is None or _KINDS["counts"](v),
-    "text": lambda v: isinstance(v, str),
-    "texts": lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v),
-    "table": lambda v: isinstance(v, dict),
-}
-"""What a field can be, in the words of an error."""
+def check_strays(lanes: Mapping[Any, object], count: int) -> None:
+    """Raise ``StateError`` for a key in ``lanes`` that a stream of ``count`` lanes does not have."""
+    if strays := lanes.keys() - set(map(lane_key, range(count))):
+        raise StateError(
+            f"the checkpoint holds lane {min(map(repr, strays))}, which is none of the recipe's {count}; it was put "
+            f"together from several. {OLDER_STEP}"
+        )
+
 
 _LANE_FIELDS = {
     "lane": "count",
     "segment": "count",
-    "runs": "counts",
-    "chunks": "counts",
-    "scheduled_tokens": "counts",
-    "tokens": "counts",
+    "runs": "list of counts",
+    "chunks": "list of counts",
+    "scheduled_tokens": "list of counts",
+    "tokens": "list of counts",
     "carry": "table",
-    "segment_digest": "text",
+    "segment_digest": "SHA-256",
     "delivered": "count",
     "sequences": "count",
-    "digest": "text",
-    "source_digests": "texts",
+    "digest": "SHA-256",
+    "source_digests": "list of digests",
 }
 
 
 def decode_lane(data: object, lane: int, num_sources: int) -> LaneState:
     """The state of ``lane``. Raises ``StateError``."""
     where = f"the state of lane {lane}"
-    value = _open(data, _LANE_FIELDS, where)
+    value = unseal(data, FORMAT, _LANE_FIELDS, where)
     if value["lane"] != lane:
-        raise StateError(f"{where} says it belongs to lane {value['lane']}; the checkpoint was put together wrongly.")
+        raise StateError(
+            f"{where} says it belongs to lane {value['lane']}; the checkpoint was put together wrongly. {OLDER_STEP}"
+        )
     columns = [tuple(value[k]) for k in ("runs", "chunks", "scheduled_tokens", "tokens", "source_digests")]
     if any(len(c) != num_sources for c in columns):
-        raise StateError(f"{where} is for another number of sources than the recipe's {num_sources}.")
+        raise StateError(f"{where} is for another number of sources than the recipe's {num_sources}. {OLDER_STEP}")
     runs, chunks, scheduled, tokens, source_digests = columns
     start = SegmentStart(
         value["segment"],
@@ -180,7 +186,8 @@ def decode_lane(data: object, lane: int, num_sources: int) -> LaneState:
 
 def encode_stream(state: StreamState) -> bytes:
     """The bytes of what all lanes share."""
-    return _seal(
+    return seal(
+        FORMAT,
         {
             "recipe": state.recipe,
             "recipe_sha256": recipe_hash(state.recipe),
@@ -191,7 +198,7 @@ def encode_stream(state: StreamState) -> bytes:
             "first_step": state.first_step,
             "lane_sequences": state.lane_sequences,
             "pass_sequences": None if state.pass_sequences is None else list(state.pass_sequences),
-        }
+        },
     )
 
 
@@ -199,20 +206,18 @@ def decode_stream(data: object) -> StreamState:
     """The shared state. Raises ``StateError``."""
     fields = {
         "recipe": "table",
-        "recipe_sha256": "text",
+        "recipe_sha256": "SHA-256",
         "tokenizer_backend": "text",
-        "tokens_per_mib": "counts or null",
+        "tokens_per_mib": "list of counts, or null",
         "global_batch_size": "count",
         "step": "count",
         "first_step": "count",
         "lane_sequences": "count",
-        "pass_sequences": "counts or null",
+        "pass_sequences": "list of counts, or null",
     }
-    value = _open(data, fields, "the loader state")
+    value = unseal(data, FORMAT, fields, "the loader state")
     if value["recipe_sha256"] != recipe_hash(value["recipe"]):
-        raise StateError(
-            f"the loader state in the checkpoint is damaged: recipe_sha256 is not its recipe's. {OLDER_STEP}"
-        )
+        raise damaged("the loader state", "recipe_sha256 is not its recipe's")
     measured, counted = value["tokens_per_mib"], value["pass_sequences"]
     return StreamState(
         value["recipe"],
@@ -228,12 +233,15 @@ def decode_stream(data: object) -> StreamState:
 
 def recipe_hash(recipe: Mapping[str, Any]) -> str:
     """SHA-256 of the recipe's canonical JSON."""
-    return hashlib.sha256(_canonical(recipe)).hexdigest()
+    return hashlib.sha256(canonical(recipe)).hexdigest()
 
 
 def check_recipe(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raise ``RecipeChangedError``, listing each changed field, unless the recipes are equal."""
-    if changes := recipe_changes(saved, current):
+    changes = recipe_changes(saved, current)
+    if not changes and recipe_hash(saved) != recipe_hash(current):  # names with dots in them may hide where
+        changes = [f"recipe_sha256: {recipe_hash(saved)} -> {recipe_hash(current)}"]
+    if changes:
         raise RecipeChangedError(
             "the checkpoint was made with another recipe, so its place in the stream means nothing in this one "
             f"(field: checkpoint -> now):{listed(changes)}\nPut these back to continue the same stream. {NEW_STREAM}",
@@ -247,52 +255,6 @@ def listed(changes: list[str]) -> str:
     return "".join(f"\n    {change}" for change in shown)
 
 
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def _check(value: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(_canonical(value), digest_size=8).hexdigest()
-
-
-def _seal(value: dict[str, Any]) -> bytes:
-    value = {"format": FORMAT, **value}
-    return _canonical({**value, "check": _check(value)})
-
-
-def _open(data: object, fields: Mapping[str, str], where: str) -> dict[str, Any]:
-    """Parse sealed bytes and check format, fields, types and the check sum."""
-    damaged = f"{where} in the checkpoint is damaged: %s. {OLDER_STEP} {NEW_STREAM}"
-    if not isinstance(data, (bytes, bytearray)):
-        raise StateError(
-            f"{where} is a {type(data).__name__}, not bytes: this checkpoint was not made by "
-            f"torchtitan_zephon. {NEW_STREAM}"
-        )
-    try:
-        value = json.loads(bytes(data))
-        if not isinstance(value, dict):
-            raise ValueError("not an object")
-    except ValueError:
-        raise StateError(damaged % f"it is not JSON (its {len(data)} bytes begin {bytes(data[:16])!r})") from None
-    if type(value.get("format")) is int and value["format"] >= 1 and value["format"] != FORMAT:
-        raise StateError(
-            f"{where} has format {value['format']}; this version of torchtitan_zephon reads format {FORMAT}. "
-            "Install the version that wrote it."
-        )
-    expected = {"format": "count", **fields, "check": "text"}
-    for name, kind in expected.items():
-        if name not in value:
-            raise StateError(damaged % f"field {name!r} is missing")
-        if not _KINDS[kind](value[name]) or (name == "format" and value[name] < 1):
-            found = f"{type(value[name]).__name__}, not a {kind}: {str(value[name])[:40]!r}"
-            raise StateError(damaged % f"field {name!r} is a {found}")
-    if unknown := sorted(value.keys() - expected.keys()):
-        raise StateError(damaged % f"unknown field {unknown[0]!r}")
-    if value.pop("check") != _check(value):
-        raise StateError(damaged % "its check sum does not match its content")
-    return value
-
-
 def _pack_tokens(tokens: Tokens) -> dict[str, Any]:
     """Ids at 3 bytes each in base64, which is 4 bytes a token; ``Tokenize`` refuses ids of 2**24 and more."""
     assert tokens.ids.max(initial=0) < 1 << 24
@@ -301,14 +263,24 @@ def _pack_tokens(tokens: Tokens) -> dict[str, Any]:
 
 
 def _unpack_tokens(value: dict[str, Any], where: str) -> Tokens:
+    """What ``_pack_tokens`` was given. Nothing else is taken: what comes out gives the same table again."""
     try:
         raw = np.frombuffer(base64.b64decode(value["ids"], validate=True), np.uint8).reshape(-1, 3)
         ids = np.zeros((len(raw), 4), np.uint8)
         ids[:, :3] = raw
+        if not all(map(is_count, [*value["offsets"], *chain.from_iterable(value["origin"])])):
+            raise ValueError
         offsets = np.array(value["offsets"], np.int64)
         origin = np.array(value["origin"], np.int64).reshape(-1, 3)
-        if offsets[-1] != len(raw) or len(offsets) != len(origin) + 1:
+        tokens = Tokens(ids.view("<u4").reshape(-1).astype(np.int32), offsets, origin)
+        if (
+            (offsets[0], offsets[-1]) != (0, len(raw))
+            or len(offsets) != len(origin) + 1
+            or (np.diff(offsets) < 1).any()
+        ):
             raise ValueError
-        return Tokens(ids.view("<u4").reshape(-1).astype(np.int32), offsets, origin)
+        if _pack_tokens(tokens) == value:
+            return tokens
     except (KeyError, ValueError, IndexError, TypeError):
-        raise StateError(f"{where} in the checkpoint is damaged: its carry cannot be read.") from None
+        pass
+    raise damaged(where, "its carry cannot be read")

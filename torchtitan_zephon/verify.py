@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import RecipeChangedError, ZephonError
+from .errors import RecipeChangedError, StateError, ZephonError
 from .ledger import StepRecord, read_ledger
-from .state import LaneState, check_recipe, decode_lane, decode_stream
+from .state import LaneState, check_recipe, check_strays, decode_lane, decode_stream
+
+MOST_LANES = 65536
+"""As ``config.Recipe`` allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,12 @@ def compare_checkpoints(a: dict[str, Any], b: dict[str, Any]) -> Verdict:
         steps = f"step {streams[0].step} against step {streams[1].step}"
         sequences = f"{streams[0].lane_sequences} and {streams[1].lane_sequences} sequences a lane"
         return Verdict(False, f"one recipe, but {steps}: {sequences}.")
-    names = sorted(streams[0].recipe["sources"])
+    sources, lanes = (streams[0].recipe.get(name) for name in ("sources", "lanes"))
+    if not isinstance(sources, dict) or type(lanes) is not int or not 0 < lanes <= MOST_LANES:
+        raise StateError(f"the recipe in both checkpoints is none of torchtitan_zephon: lanes = {lanes!r:.40}.")
+    names = sorted(sources)
+    for state in (a, b):
+        check_strays(state["lane"], lanes)
     for key in sorted(a["lane"].keys() | b["lane"].keys()):
         if key not in a["lane"] or key not in b["lane"]:
             return Verdict(False, f"lane {int(key)} is in one of them only; that one was saved incompletely.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -17,8 +18,10 @@ import pytest
 from tests.scenarios import small_pipeline, tokenizer_folder
 from torchtitan_zephon import Pipeline, RankStream, StateError, ZephonError
 from torchtitan_zephon.plan import keyed
+from torchtitan_zephon.run import waiting
 from torchtitan_zephon.run.process import ProcessStream
 from torchtitan_zephon.run.ring import SLOTS
+from torchtitan_zephon.state import decode_stream
 
 ROOT = Path(__file__).resolve().parents[2]
 SOON_S = 10.0
@@ -56,7 +59,7 @@ def let_run_ahead(stream: RankStream) -> None:
 
 
 def failure(stream: RankStream) -> tuple[int, ZephonError]:
-    """Batches before the error that ends ``stream``, and the error."""
+    """Batches before the error that ends ``stream``, and the error; the last whole step can be saved, or is lost."""
     taken: list[int] = []
     with pytest.raises(ZephonError) as error:
         taken.extend(batch.step for batch in stream)
@@ -64,8 +67,12 @@ def failure(stream: RankStream) -> tuple[int, ZephonError]:
     with pytest.raises(type(error.value)) as again:
         next(iter(stream))
     assert again.value is error.value
-    with pytest.raises(StateError, match="a stream that has ended with an error"):
-        stream.state_dict()
+    died = "process died" in str(error.value) and stream.step > 0
+    if died:
+        with pytest.raises(StateError, match=r"has ended (with its process, which held|in the middle of step)"):
+            stream.state_dict()
+    else:
+        assert decode_stream(stream.state_dict()["stream"]).step == stream.step
     stream.close()
     return len(taken), error.value
 
@@ -143,6 +150,28 @@ def note_elsewhere(record: dict[str, Any]) -> dict[str, Any]:
     if elsewhere():
         with open(os.environ["NOTES"], "a", encoding="utf-8") as file:
             file.write(record["text"] + "\n")
+    return record
+
+
+def fail_where_told(record: dict[str, Any]) -> dict[str, Any]:
+    """Fail on some records while the file ``TOLD`` is there."""
+    if record["id"] % 40 == 7 and Path(os.environ["TOLD"]).exists():
+        raise LookupError("told to fail")
+    return record
+
+
+def stall_where_told(record: dict[str, Any]) -> dict[str, Any]:
+    """Wait on some records while the file ``TOLD`` is there; a line in the log is due soon."""
+    waiting.SAY_AFTER_S = 0.1
+    while record["id"] % 40 == 7 and Path(os.environ["TOLD"]).exists():
+        time.sleep(0.01)
+    return record
+
+
+def say_elsewhere(record: dict[str, Any]) -> dict[str, Any]:
+    """Log a line of this package, for information."""
+    if elsewhere():
+        logging.getLogger("torchtitan_zephon.lane").info("%s %% of {} done", 100)
     return record
 
 

@@ -181,7 +181,7 @@ def test_the_tokenizer_is_to_the_last_id_the_one_that_torchtitan_gives_the_loade
 ) -> None:
     folder = make(tmp_path)
     job = job_of(job_file, "--model.hf_assets_path", str(folder))
-    ours = tokenizer_of(job, recipe, VERSION)
+    ours = tokenizer_of(job, recipe)
     theirs = tokenizer_spec(HuggingFaceTokenizer(tokenizer_path=str(folder)), recipe)
     assert ours.identity == theirs.identity
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torchtitan")
 
+import torch
 import torch.distributed.checkpoint as dcp
 
 from tests.scenarios import corpus, small_pipeline, tokenizer_folder, write_jsonl
 from tests.titan.dcp_rank import BATCH, LANES, sources_in
 from tests.titan.scenarios import torchrun
 from torchtitan_zephon import RecipeChangedError, StateError
-from torchtitan_zephon.titan.checkpoint import read_loader_state
+from torchtitan_zephon.titan.checkpoint import check_files, read_loader_state, read_trainer_step
 from torchtitan_zephon.titan.preflight import check_checkpoint, warn_of_repeats
 from torchtitan_zephon.verify import verify
 
@@ -206,3 +209,79 @@ def test_a_new_stream_that_would_repeat_what_was_trained_on_is_told(
     save({"dataloader": {"dp_rank_0": b"x"}}, tmp_path / "stock")
     assert warning(sources, seed=8) == warning({"new": tmp_path / "new"}) == ""
     assert warning(sources, tmp_path / "stock") == ""
+
+
+# ---- checkpoints of any content
+
+
+def hostile_checkpoint(folder: Path, **values: object) -> Path:
+    save({"dataloader": values}, folder)
+    return folder
+
+
+def refusal(path: Path, pipeline_folder: Path) -> str:
+    shape = {"lanes": LANES, "global_batch_size": BATCH, "local_batch_size": 1}
+    stream = small_pipeline(sources_in(pipeline_folder), **shape).for_rank(0, 1)  # type: ignore[arg-type]
+    check_files(path)
+    with pytest.raises(StateError) as error:
+        check_checkpoint(stream.program, stream.layout, stream.settings, path)
+    assert re.search(r"--checkpoint\.|Install the version", str(error.value)), error.value
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda s: {**s, "stream": torch.zeros(4)}, "the loader state is a Tensor, not bytes"),
+        (lambda s: {**s, "stream": 7}, "the loader state is a int, not bytes"),
+        (lambda s: {**s, "stream": "text"}, "the loader state is a str, not bytes"),
+        (lambda s: {**s, "stream": b"[" * 10_000}, "none that a state is written in"),
+        (lambda s: {**s, "extra": b""}, r"another data loader \(keys: dataloader.extra\)"),
+        (lambda s: {**s, "lane": b""}, r"another data loader \(keys: dataloader.lane\)"),
+        (lambda s: {**s, "lane": {"0": s["lane"]["00000"]}}, "holds lane '0', which is none of"),
+        (lambda s: {**s, "lane": {"00000": {"a": b""}}}, "holds lane '00000.a', which is none of"),
+        (lambda s: {**s, "lane": {**s["lane"], "00003": [1, {"a": 2}]}}, "holds lane '00003.0'|is a list, not bytes"),
+        (lambda s: {**s, "lane": {**s["lane"], "00003": torch.ones(2, 2)}}, "the state of lane 3 is a Tensor"),
+        (lambda s: {**s, "lane": {**s["lane"], "00003": None}}, "the state of lane 3 is a NoneType"),
+    ],
+    ids=range(11),
+)
+def test_a_checkpoint_of_hostile_values_is_refused_with_the_way_out(
+    saved: tuple[Path, list[list[str]]],
+    tmp_path: Path,
+    spoil: Callable[[dict[str, Any]], dict[str, object]],
+    message: str,
+) -> None:
+    folder, _ = saved
+    state = read_loader_state(folder / "checkpoint")
+    assert re.search(message, refusal(hostile_checkpoint(tmp_path / "x", **spoil(state)), folder / "data"))
+
+
+@pytest.mark.parametrize("step", [-1, 2**70, 1.5, float("nan"), "three", [3], None, torch.ones(2)], ids=repr)
+def test_a_step_of_the_trainer_that_cannot_be_is_refused_with_the_way_out(tmp_path: Path, step: object) -> None:
+    save({"train_state": {"step": step}}, tmp_path / "x")
+    with pytest.raises(StateError, match=r"the trainer's step in '.*' cannot be read: .*--checkpoint.load_step N"):
+        read_trainer_step(tmp_path / "x")
+
+
+def opened(path: Path) -> dict[str, Any]:
+    check_files(path)
+    return read_loader_state(path)
+
+
+class _Listed:
+    """What a ``.metadata`` may hold instead of what DCP wrote."""
+
+    def __init__(self, state_dict_metadata: object, storage_data: object) -> None:
+        self.state_dict_metadata, self.storage_data = state_dict_metadata, storage_data
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [None, 7, [], {}, _Listed(None, None), _Listed({7: 1}, {}), _Listed({"model": 1}, {"a": 1}), _Listed({}, [1])],
+    ids=range(8),
+)
+def test_a_metadata_file_of_another_content_is_refused_with_the_way_out(tmp_path: Path, listed: object) -> None:
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(listed))
+    with pytest.raises(StateError, match=r"--checkpoint\."):
+        opened(tmp_path)

@@ -15,9 +15,11 @@ from pathlib import Path
 from ..config import Recipe
 from ..errors import Problems, TokenizerError
 from ..estimate import Estimate
-from ..ops.tokenize import Tokenize, TokenizerSpec, check_vocabulary, load_tokenizer
+from ..ops.tokenize import Tokenize, TokenizerSpec, check_vocabulary
+from ..ops.tokenizer_files import load_tokenizer, unusable
 from ..plan.chunking import cut
 from ..program import Program, compile_program, opened
+from ..read.files import Manifest
 from ..read.records import Source
 from ..titan.job import Job
 from .degrees import Degree
@@ -30,8 +32,7 @@ class SourceFacts:
 
     name: str
     share: float
-    format: str
-    shards: int
+    manifest: Manifest
     num_bytes: int
     chunks: int
     lane_chunks: float
@@ -68,7 +69,7 @@ def reading(job: Job, version: str, recipe: Recipe, vocab_size: int | None, prob
         found = dataclasses.replace(found, seq_len=seq_len_of(job, version, training=recipe is job.recipe))
     tokenizer = None
     with problems:
-        tokenizer = tokenizer_of(job, recipe, version)
+        tokenizer = tokenizer_of(job, recipe)
     if tokenizer is None or found.seq_len is None:
         for name, source in recipe.sources.items():
             with problems:
@@ -118,8 +119,7 @@ def facts_of(program: Program, recipe: Recipe) -> tuple[SourceFacts, ...]:
         SourceFacts(
             name=source.name,
             share=recipe.sources[source.name].weight / total,
-            format=source.reader.manifest.format,
-            shards=len(source.reader.manifest.shards),
+            manifest=source.reader.manifest,
             num_bytes=int(table.pieces.sizes.sum()),
             chunks=table.num_chunks,
             lane_chunks=table.num_chunks / recipe.lanes,
@@ -141,16 +141,19 @@ def assets_of(job: Job) -> str:
     return path
 
 
-def tokenizer_of(job: Job, recipe: Recipe, version: str) -> TokenizerSpec:
-    """The tokenizer as TorchTitan ``version`` would give it to the loader, to the last id."""
+def tokenizer_of(job: Job, recipe: Recipe) -> TokenizerSpec:
+    """The tokenizer as the loader reads it from the job's folder, to the last id, on any release of TorchTitan."""
     path = assets_of(job)
     if not Path(path).is_dir():
         raise TokenizerError(
             f"model.hf_assets_path = {path!r} is not a folder; it must be one with tokenizer.json. The path is "
             f"relative to the working folder, {str(Path.cwd())!r}."
         )
-    spec = load_tokenizer(path, special_tokens_in_text=recipe.special_tokens_in_text)
-    bos, eos = spec.add_bos, spec.add_eos
-    if version == "0.2.2" and bos == eos:  # that release takes a token that is both for the BOS alone
-        eos = None
-    return dataclasses.replace(spec, add_bos=bos if recipe.add_bos else None, add_eos=eos if recipe.add_eos else None)
+    if (why := unusable(path)) is not None:
+        raise TokenizerError(f"model.hf_assets_path = {path!r}: {why}")
+    return load_tokenizer(
+        path,
+        add_bos=recipe.add_bos,
+        add_eos=recipe.add_eos,
+        special_tokens_in_text=recipe.special_tokens_in_text,
+    )

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from .. import __version__
 from ..ops.tokenize import Tokenize
-from ..program import STREAM_FORMAT
+from ..program import STREAM_FORMAT, unended
+from ..read.files import shared_files
 from ..state import FORMAT
 from . import Report
 from .degrees import Degree, Mesh
@@ -27,7 +28,7 @@ def check_text(report: Report) -> str:
     parts = [_head(report)]
     if train.sources:
         notes = "share: of tokens; a lane: chunks a lane and epoch; tokens: of one epoch, estimated from a sample"
-        if any(s.format == "parquet" for s in train.sources):
+        if any(s.manifest.format == "parquet" for s in train.sources):
             notes += "; bytes: of Parquet, the text column's, unpacked"
         parts.append(f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}{_warnings(train)}")
     if mesh is not None and train.degrees:
@@ -40,6 +41,8 @@ def check_text(report: Report) -> str:
             parts.append(_degrees(validation, mesh, "batches/step", title))
     elif report.job.validation is not None:
         parts.append("validation\n  not checked: validation.enable is not true, so its sources are not read.")
+    if text := _files(report):
+        parts.append(text)
     if text := _checkpoint(report):
         parts.append(text)
     if report.problems:
@@ -64,8 +67,15 @@ def _head(report: Report) -> str:
         "stream": f"{recipe.lanes} lanes{shared}; seed {recipe.seed}; pack {recipe.pack}, labels within each "
         f"{recipe.label_shift}; {'repeating' if recipe.repeat else 'one pass'}",
         "tokenizer": "not known, see below" if tokenize is None else _tokenizer(report, tokenize),
+        "a document": "not known, see below"
+        if tokenize is None
+        else f"is read as  {tokenize.document}  ({tokenize.spec.roles})",
     }
     return "\n".join(_wrapped(text, f"{name:14}", " " * 14) for name, text in rows.items())
+
+
+def _document(tokenize: Tokenize) -> str:
+    return f"is read as  {tokenize.document}  ({tokenize.spec.roles})"
 
 
 def _global_batch(report: Report) -> str:
@@ -76,16 +86,8 @@ def _global_batch(report: Report) -> str:
 
 
 def _tokenizer(report: Report, tokenize: Tokenize) -> str:
-    spec = tokenize.spec
     vocabulary = f" (the model has {report.vocab_size:,} entries)" if report.vocab_size else ""
-    return (
-        f"{assets_of(report.job)}: ids up to {tokenize.largest_id():,}{vocabulary}; BOS {_added(spec.add_bos)}, "
-        f"EOS {_added(spec.add_eos)}; by {tokenize.backend_text}"
-    )
-
-
-def _added(token: int | None) -> str:
-    return "not added" if token is None else f"{token} added"
+    return f"{assets_of(report.job)}: ids up to {tokenize.largest_id():,}{vocabulary}; by {tokenize.backend_text}"
 
 
 def _sources(title: str, reading: Reading) -> str:
@@ -94,8 +96,8 @@ def _sources(title: str, reading: Reading) -> str:
         (
             s.name if len(s.name) <= LONGEST_NAME else s.name[: LONGEST_NAME - 3] + "...",
             f"{s.share:.1%}",
-            s.format,
-            f"{s.shards:,}",
+            s.manifest.format,
+            f"{len(s.manifest.shards):,}",
             _short(s.num_bytes),
             _short(s.chunks),
             _short(s.lane_chunks),
@@ -109,9 +111,26 @@ def _sources(title: str, reading: Reading) -> str:
 
 
 def _warnings(reading: Reading) -> str:
-    """What makes shares uneven, a paragraph each."""
-    texts = [text for s in reading.sources for text in s.estimate.warnings(s.name)]
+    """What is likely not meant, a paragraph each."""
+    texts = [] if reading.tokenize is None else unended(reading.recipe, reading.tokenize)
+    texts += [text for s in reading.sources for text in s.estimate.warnings(s.name)]
     return "".join(f"\n{_wrapped(f'Warning: {text}', '  ')}" for text in texts)
+
+
+def _files(report: Report) -> str:
+    """Which files are read of each source, and which names were left out and why."""
+    validation = report.validation.sources if report.validation else ()
+    manifests = [(repr(source.name), source.manifest) for source in report.train.sources]
+    manifests += [(f"{source.name!r} of the validation", source.manifest) for source in validation]
+    if not manifests:
+        return ""
+    lines = ["files"]
+    for name, manifest in manifests:
+        read, *left_out = manifest.files_text().splitlines()
+        lines += [_wrapped(f"{name} is {read}", "  ", "      ")]
+        lines += [_wrapped(text, "    ", "      ") for text in left_out]
+    lines += [_wrapped(text, "  ", "      ") for text in shared_files(manifests)]
+    return "\n".join(lines)
 
 
 def _degrees(reading: Reading, mesh: Mesh, batches: str, title: str) -> str:

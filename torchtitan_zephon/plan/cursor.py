@@ -101,6 +101,17 @@ class LanePlan:
             _with(cursor.scheduled_tokens, s, cursor.scheduled_tokens[s] + tokens),
         )
 
+    def holds(self, cursor: Cursor) -> bool:
+        """Whether the plan has the run and the chunk of every source at which ``cursor`` stands."""
+        for s, runs in enumerate(self.runs):
+            found, k = runs.run(cursor.runs[s]), cursor.chunks[s]
+            if found is None:
+                if k or (cursor.runs[s] and runs.run(cursor.runs[s] - 1) is None):
+                    return False
+            elif k > self.tables[s].run_chunks or any(self._chunk(s, *found, _at(cursor, s, i))[1] for i in range(k)):
+                return False  # a run's first chunk may be in two parts, and its last one ends it
+        return True
+
     def _chunk(self, s: int, epoch: int, run: int, cursor: Cursor) -> tuple[Chunk, bool]:
         """The chunk at ``cursor`` in a run of source ``s``, and whether it is the run's last."""
         k = cursor.chunks[s]
@@ -111,6 +122,11 @@ class LanePlan:
         if k < len(parts):
             return parts[k], last and k + 1 == len(parts)
         return self.tables[s].chunk(epoch, run, k + 1 - len(parts))
+
+
+def _at(cursor: Cursor, s: int, k: int) -> Cursor:
+    """``cursor`` at chunk ``k`` of the run of source ``s``."""
+    return cursor._replace(chunks=_with(cursor.chunks, s, k))
 
 
 def lane_offsets(seed: int, names: Sequence[str], lanes: int) -> tuple[int, ...]:

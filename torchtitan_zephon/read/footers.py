@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from ..errors import SourceError
 from .files import Manifest
+from .retry import with_retries
 
 KEPT_BYTES = 16 * 2**20
 """Footers kept a source, in bytes of their files; the one used last is kept whatever its size."""
@@ -48,6 +49,9 @@ class Footers:
     def of(self, shard: int) -> Footer:
         """The footer of file ``shard``, parsed again if the file has changed. Raises ``SourceError``."""
         path = self._manifest.path(shard)
+        return with_retries(lambda: self._parsed(shard, path), path, "the footer")
+
+    def _parsed(self, shard: int, path: Path) -> Footer:
         with unreadable(path):
             stamp = _stamp(path)
             with self._lock:

@@ -6,6 +6,7 @@ that nothing here knows. A file without rows decides nothing, whatever its colum
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from . import sizes
 from .files import Manifest
 from .footers import Footer, Footers, is_signed
 from .ids import is_ids
+from .retry import with_retries
 
 _BATCH_ROWS = 4096
 _BATCH_BYTES = 4 * 2**20
@@ -148,7 +150,10 @@ class RowGroups:
             lambda p: (self._groups[p, 0], self._groups[p, 5], None if known_rows[p] == rows[p] else p),
         ):
             run = list(together)
-            known_bytes[run] = self._weigh([self.at(p) for p in run], np.cumsum([0, *known_rows[run]]))
+            groups, borders = [self.at(p) for p in run], np.cumsum([0, *known_rows[run]])
+            path = self._manifest.path(groups[0].shard)
+            what = f"the lengths in row group {groups[0].number}"
+            known_bytes[run] = with_retries(functools.partial(self._weigh, groups, borders), path, what)
         known = np.flatnonzero(known_rows)
         return sizes.fill(rows, known, known_rows[known], known_bytes[known])
 

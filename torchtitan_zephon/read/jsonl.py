@@ -95,6 +95,10 @@ class JsonlReader:
                 starts.append(start)
         return np.diff(np.array(starts, dtype=np.int64))
 
+    def span(self, chunk: Chunk) -> str:
+        """In words, where in its shard a chunk lies."""
+        return f"bytes {chunk.start:,} to {chunk.stop:,}"
+
     def describe(self, place: int) -> str:
         """In words, where in its shard a record lies."""
         return f"line at byte {place}"

@@ -23,6 +23,7 @@ from . import BadRecord
 from .files import Manifest
 from .groups import RowGroups
 from .lazy import Columns, first_undecodable, lazy_records
+from .retry import with_retries
 
 OPEN_STREAMS = 64
 _BATCH_ROWS = 256
@@ -99,7 +100,8 @@ class ParquetReader:
         if (count := self._groups.columns[self.shard_of(chunk.piece)].count(name)) > 1:
             raise BadRecord(f"{what}: there are {count} columns of this name, so a function can have none", first)
         try:
-            batches, _ = self._batches(chunk, (name,), keep=False)
+            path = self.manifest.path(self.shard_of(chunk.piece))
+            batches, _ = with_retries(lambda: self._batches(chunk, (name,), keep=False), path, what)
         except SourceError as error:
             cause = error.__cause__
             if cause is None or getattr(cause, "errno", None) is not None:
@@ -151,6 +153,11 @@ class ParquetReader:
             held = batch.slice(rows) if rows < batch.num_rows else None
             rows -= batches[-1].num_rows
         return batches, held
+
+    def span(self, chunk: Chunk) -> str:
+        """In words, where in its shard a chunk lies."""
+        at = self._groups.at(chunk.piece)
+        return f"row group {at.number}, rows {at.first + chunk.start:,} to {at.first + chunk.stop - 1:,}"
 
     def describe(self, place: int) -> str:
         """In words, where in its shard a record lies."""

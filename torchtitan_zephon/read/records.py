@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,9 @@ from ..records import Balance, Ids, Record, Texts
 from . import BadRecord
 from .files import Manifest
 from .ids import array_of, ids_of
+from .retry import with_retries
+
+T = TypeVar("T")
 
 
 class Reader(Protocol):
@@ -34,6 +37,7 @@ class Reader(Protocol):
     def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray: ...
     def read(self, chunk: Chunk, whole_records: bool) -> tuple[list[Record], np.ndarray]: ...
     def read_ids(self, chunk: Chunk) -> tuple[list[pa.Array], np.ndarray]: ...
+    def span(self, chunk: Chunk) -> str: ...
     def describe(self, place: int) -> str: ...
 
 
@@ -59,13 +63,27 @@ class Source:
         """Its documents are token ids already, not text."""
         return self.reader.holds_ids
 
+    def where(self, chunk: Chunk) -> str:
+        """In words, what ``chunk`` is a part of: source, file and place."""
+        path = self.reader.manifest.path(self.reader.shard_of(chunk.piece))
+        return f"source {self.name!r}, file {str(path)!r}, {self.reader.span(chunk)}"
+
+    def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
+        """The units of whole records: from the one that holds ``unit`` on, ``num_bytes`` or more of them."""
+        return self._read(piece, f"the records at {unit:,}", lambda: self.reader.around(piece, unit, num_bytes))
+
     def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
         """Planned bytes of what begins in each range [borders[i], borders[i + 1]) of ``piece``, int64 [ranges].
 
         Bytes of lines (JSONL), or of text or ids (Parquet), by looking and not by the mean of the piece.
         """
-        with self._errors_of(self.reader.shard_of(piece)):
-            return self.reader.weigh(piece, borders)
+        return self._read(piece, "the sizes of records", lambda: self.reader.weigh(piece, borders))
+
+    def _read(self, piece: int, what: str, read: Callable[[], T]) -> T:
+        """``read()`` of a piece, tried again where it fails for a moment. Raises ``SourceError``, ``RecordError``."""
+        shard = self.reader.shard_of(piece)
+        with self._errors_of(shard):
+            return with_retries(read, self.reader.manifest.path(shard), what)
 
     def texts(self, chunk: Chunk, functions: tuple[Function, ...]) -> Texts:
         """The texts of ``chunk`` after the user's functions, in file order."""
@@ -89,7 +107,8 @@ class Source:
         shard = self.reader.shard_of(chunk.piece)
         with self._errors_of(shard):
             if not functions:
-                return ids_of(*self.reader.read_ids(chunk), shard, self.field)
+                arrays, where = self._read(chunk.piece, self.reader.span(chunk), lambda: self.reader.read_ids(chunk))
+                return ids_of(arrays, where, shard, self.field)
             records, places, balance = self._records(chunk, functions, shard)
             lists = array_of([record.get(self.field) for record in records], places, self.field)
             found = ids_of([lists], np.array(places, np.int64), shard, self.field)
@@ -100,7 +119,9 @@ class Source:
         self, chunk: Chunk, functions: tuple[Function, ...], shard: int
     ) -> tuple[list[Record], list[int], Balance]:
         """Records and their places after the user's functions; the balance has those read and filtered."""
-        records, where = self.reader.read(chunk, whole_records=bool(functions))
+        records, where = self._read(
+            chunk.piece, self.reader.span(chunk), lambda: self.reader.read(chunk, whole_records=bool(functions))
+        )
         places: list[int] = where.tolist()
         balance = Balance(records=len(records))
         if not functions:

@@ -9,6 +9,7 @@ its ledger, forget the states before it.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import queue
@@ -25,7 +26,7 @@ from ..ledger import LaneEntry, LedgerWriter
 from ..plan.layout import Layout
 from ..program import Program, compile_program
 from ..state import Snapshot, decode_stream, listed
-from .messages import Ended, Failed, FromLoader, Ready, Save, Saved, Setup, Taken
+from .messages import Ended, Failed, FromLoader, Ready, Said, Save, Saved, Setup, Taken
 from .ring import SLOTS, Ring
 from .stream import RankStream
 
@@ -58,6 +59,24 @@ class _HeldLedger(LedgerWriter):
             super().write(*self._held.popleft())
 
 
+class _Forward(logging.Handler):
+    """Sends what this package logs to the trainer, whose log it belongs to; no handler of this process repeats it."""
+
+    def __init__(self, loader: _Loader) -> None:
+        super().__init__(logging.INFO)
+        self._loader = loader
+
+    def begin(self) -> None:
+        """From here on."""
+        package = logging.getLogger(__name__.split(".", maxsplit=1)[0])
+        package.addHandler(self)
+        package.setLevel(logging.INFO)
+        package.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._loader.send(Said(record.name, record.levelno, record.getMessage()))
+
+
 class _Loader:
     """What the two threads share: the free slots, the ledger's held lines, the places the trainer may stand at.
 
@@ -87,8 +106,8 @@ class _Loader:
     def save(self, step: int) -> None:
         """Send the place at the end of ``step``, where the trainer stands."""
         with self._keeping:
-            snapshot = self._snapshots[step]
-        self.send(Saved(snapshot.encode()))
+            snapshot = self._snapshots.get(step)
+        self.send(Saved(None if snapshot is None else snapshot.encode()))
 
     def taken(self, message: Taken) -> None:
         """The trainer took a local batch, the first or a later one of its step."""
@@ -120,7 +139,9 @@ class _Loader:
             self.send(Failed.unknown(error))
 
     def _deliver(self, setup: Setup) -> None:
-        stream = RankStream(_compiled(setup), setup.layout, setup.settings, open_ledger=self._open_ledger)
+        program = _compiled(setup)  # what there is to say of it the trainer has said: it compiled the same
+        _Forward(self).begin()
+        stream = RankStream(program, setup.layout, setup.settings, open_ledger=self._open_ledger)
         stream.load_state_dict(setup.state)
         ring = Ring(self._memory, setup.layout.local_batch_size, setup.seq_len)
         while (part := stream.next_part()) is not None:

@@ -14,10 +14,12 @@ from concurrent.futures import Future
 
 from ..errors import ConfigError
 from ..lane import Lane
+from ..plan.chunking import Chunk
 from ..program import Program
 from ..records import Tokens
 from ..state import recipe_hash
 from .pool import Pool
+from .waiting import wait_for
 
 _counted: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
 
@@ -40,14 +42,14 @@ def count_sequences(
 
 
 def _count_lane(lane: Lane, program: Program, pool: Pool, depth: int) -> int:
-    work: deque[Future[Tokens]] = deque()
+    work: deque[tuple[Future[Tokens], Chunk]] = deque()
     count = 0
     while True:
         while len(work) < depth and (chunk := lane.plan_chunk()) is not None:
-            work.append(pool.submit(program.work, chunk))
+            work.append((pool.submit(program.work, chunk), chunk))
         if not work:
             return count + lane.ready
-        lane.arrived(work.popleft().result())
+        lane.arrived(wait_for(*work.popleft(), program, pool))
         while lane.ready:
             lane.take()
             count += 1

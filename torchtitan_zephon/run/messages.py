@@ -2,7 +2,8 @@
 
 First the ``Setup``, once. Then, from the trainer: ``Taken`` for each local batch, ``Save`` for a
 checkpoint, None to end. From the loader's process, in the stream's order: ``Ready`` for each local
-batch that stands in a slot, and last ``Ended`` or ``Failed``; in between ``Saved``, for each ``Save``.
+batch that stands in a slot, and last ``Ended`` or ``Failed``; in between ``Saved``, for each ``Save``, and ``Said``,
+for each line of the log.
 All are small; both processes are ours and of one program, so they are pickled.
 """
 
@@ -57,9 +58,17 @@ class Ready(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """The state at the end of the step that was asked for."""
+    """The state at the end of the step that was asked for; None if the trainer has taken a batch behind it."""
 
-    state: dict[str, Any]
+    state: dict[str, Any] | None
+
+
+class Said(NamedTuple):
+    """A line for the trainer's log, of the logger of that name. It belongs to no place in the stream."""
+
+    logger: str
+    level: int
+    text: str
 
 
 class Ended(NamedTuple):
@@ -104,4 +113,4 @@ def _text(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)).rstrip()
 
 
-FromLoader = Ready | Saved | Ended | Failed
+FromLoader = Ready | Saved | Said | Ended | Failed

@@ -8,16 +8,23 @@ for nothing); these threads look up once a second whether the main thread is sti
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from ..read.retry import stop_waiting_when
+
 T = TypeVar("T")
 _LOOK_UP_S = 1.0
+GRACE_S = 10.0
+logger = logging.getLogger(__name__)
 
 _Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
+_Busy = tuple[float, tuple[Any, ...]]
 
 
 class Pool:
@@ -28,13 +35,14 @@ class Pool:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._busy: list[_Busy | None] = [None] * workers
 
     def submit(self, call: Callable[..., T], *args: Any) -> Future[T]:
         """Queue ``call(*args)``."""
         assert not self._closed.is_set()
         if not self._threads:
             self._threads = [
-                threading.Thread(target=_run, args=(self._calls, self._closed), name=f"zephon-{i}")
+                threading.Thread(target=_run, args=(self._calls, self._closed, self._busy, i), name=f"zephon-{i}")
                 for i in range(self._workers)
             ]
             for thread in self._threads:
@@ -43,18 +51,40 @@ class Pool:
         self._calls.put((future, call, args))
         return future
 
+    def busy(self) -> list[_Busy]:
+        """For each call that runs: when it began, by ``time.monotonic``, and its arguments."""
+        return [call for call in self._busy if call is not None]
+
     def close(self) -> None:
-        """End the threads; each finishes the call it is in. Safe to call twice."""
+        """End the threads; each finishes the call it is in. Safe to call twice.
+
+        A call that has not ended after ``GRACE_S`` may never end. Its thread is left to it, so that the error that
+        closes the pool, or the interruption, is not held back for ever.
+        """
         self._closed.set()
         for _ in self._threads:
             self._calls.put(None)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        end = time.monotonic() + GRACE_S
+        others = [thread for thread in self._threads if thread is not threading.current_thread()]
+        for thread in others:
+            thread.join(max(0.0, end - time.monotonic()))
+        if hanging := sum(thread.is_alive() for thread in others):
+            logger.warning(
+                "zephon: %d of %d workers did not end within %g s: a read hangs, or a document takes that long. They "
+                "end when it is over; this process cannot end before, unless it is killed.",
+                hanging, self._workers, GRACE_S,
+            )  # fmt: skip
+        self._threads = []
 
 
-def _run(calls: queue.SimpleQueue[_Call | None], closed: threading.Event) -> None:
-    while not closed.is_set() and threading.main_thread().is_alive():
+def _run(
+    calls: queue.SimpleQueue[_Call | None], closed: threading.Event, busy: list[_Busy | None], number: int
+) -> None:
+    def ended() -> bool:
+        return closed.is_set() or not threading.main_thread().is_alive()
+
+    stop_waiting_when(ended)
+    while not ended():
         try:
             item = calls.get(timeout=_LOOK_UP_S)
         except queue.Empty:
@@ -62,8 +92,11 @@ def _run(calls: queue.SimpleQueue[_Call | None], closed: threading.Event) -> Non
         if item is None:
             return
         future, call, args = item
+        future.set_running_or_notify_cancel()
+        busy[number] = time.monotonic(), args
         try:
             future.set_result(call(*args))
         except BaseException as error:
             future.set_exception(error)
+        busy[number] = None
         del item, future, call, args  # hold nothing alive while waiting for the next

@@ -12,6 +12,7 @@ stand at. It ends when told, or by itself when this process ends.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import pickle
 import signal
@@ -33,7 +34,8 @@ from ..program import Program
 from ..read.records import Function
 from ..records import Batch, Figures, Rows
 from ..state import Snapshot
-from .messages import Ended, Failed, FromLoader, Ready, Save, Saved, Setup, Taken
+from .failure import DIED, Failure
+from .messages import Ended, Failed, FromLoader, Ready, Said, Save, Saved, Setup, Taken
 from .ring import allocate
 from .stream import RankStream
 
@@ -72,12 +74,17 @@ class ProcessStream(RankStream):
         message = self._child.receive()
         if isinstance(message, Failed):
             raise message.rebuilt()
-        self._figures = message.figures
         if isinstance(message, Ended):
-            self._end = message.snapshot
+            self._end, self._figures = message.snapshot, message.figures
             return None
-        self._step, self._waiting = message.step, message.waiting
-        return Batch.of_rows(self._child.take(message), message.step)
+        batch = Batch.of_rows(self._child.take(message), message.step)
+        self._step, self._waiting, self._figures = message.step, message.waiting, message.figures
+        return batch
+
+    def _place(self) -> dict[str, Any] | str:
+        if self._child is None or not self.begun:  # nothing was taken from the child: the place is where it began
+            return super()._place()
+        return self._child.place(self._step)
 
     def _start_child(self) -> Child:
         """Measure and count here, where both are kept for the next child; the child begins where this stream stands."""
@@ -124,7 +131,7 @@ class ProcessStream(RankStream):
         try:
             return self._child.save(self._step)
         except BaseException as error:
-            self._failure = error
+            self._failure = Failure(error, DIED)
             self._drop()
             raise
 
@@ -138,6 +145,7 @@ class Child:
     def __init__(self, setup: Setup) -> None:
         self._owner = os.getpid()
         self._inbox: deque[Ready | Ended | Failed] = deque()
+        self._torn = False
         memory, self._ring = allocate(setup.layout.local_batch_size, setup.seq_len)
         self._socket, theirs = Pipe()
         try:
@@ -177,7 +185,18 @@ class Child:
         self._tell(Save(step))
         while not isinstance(message := self._listen(), Saved):
             self._inbox.append(message)
+        if message.state is None:
+            raise RunnerError(f"the loader's process has no place behind step {step}: the trainer is past it.")
         return message.state
+
+    def place(self, step: int) -> dict[str, Any] | str:
+        """``save`` after an error: the process may have died, or the error may have cut a message in two."""
+        if self._torn or self._process.poll() is not None:
+            return DIED
+        try:
+            return self.save(step)
+        except RunnerError:
+            return DIED
 
     def close(self) -> None:
         """End the process and wait for it. Safe to call twice."""
@@ -198,16 +217,23 @@ class Child:
         except ConnectionError:
             raise self._died() from None
 
-    def _listen(self) -> FromLoader:
+    def _listen(self) -> Ready | Saved | Ended | Failed:
         try:
-            while not self._socket.poll(_LOOK_UP_S):
-                # Whatever else holds the other end open: a process forked while this one was started.
-                if self._process.poll() is not None and not self._socket.poll():
-                    raise EOFError
-            message: FromLoader = self._socket.recv()
+            while isinstance(message := self._hear(), Said):
+                logging.getLogger(message.logger).log(message.level, "%s", message.text)
             return message
         except (EOFError, ConnectionError):
             raise self._died() from None
+
+    def _hear(self) -> FromLoader:
+        while not self._socket.poll(_LOOK_UP_S):
+            # Whatever else holds the other end open: a process forked while this one was started.
+            if self._process.poll() is not None and not self._socket.poll():
+                raise EOFError
+        self._torn = True
+        message: FromLoader = self._socket.recv()
+        self._torn = False
+        return message
 
     def _died(self) -> RunnerError:
         self.close()

@@ -21,23 +21,34 @@ from ..state import (
     LaneState,
     StreamState,
     check_recipe,
+    check_strays,
     decode_lane,
     decode_stream,
     lane_key,
+    no_such_place,
 )
+from .consistent import check_lane, check_stream
 
 
 def decode_state(
-    state: Mapping[str, Any], program: Program, layout: Layout, settings: RunSettings
+    state: Any, program: Program, layout: Layout, settings: RunSettings
 ) -> tuple[StreamState, dict[int, LaneState]]:
     """Everything that can be wrong with a state, found before anything here changes."""
-    if "stream" not in state or not isinstance(state.get("lane"), Mapping):
+    if not isinstance(state, Mapping):
         raise StateError(
-            "the checkpoint's loader state has no stream and lanes (it has: "
-            f"{', '.join(map(repr, state)) or 'nothing'}), so it was not made by torchtitan_zephon. {NEW_STREAM}"
+            f"the checkpoint's loader state is a {type(state).__name__}, not a table, so it was not made by "
+            f"torchtitan_zephon. {NEW_STREAM}"
+        )
+    if state.keys() != {"stream", "lane"} or not isinstance(state["lane"], Mapping):
+        raise StateError(
+            "the checkpoint's loader state has no stream and lanes, or more than these (it has: "
+            f"{', '.join(map(repr, list(state)[:8])) or 'nothing'}), so it was not made by torchtitan_zephon. "
+            f"{NEW_STREAM}"
         )
     stream = decode_stream(state["stream"])
     check_recipe(stream.recipe, program.identity)
+    check_stream(stream, program)
+    check_strays(state["lane"], layout.lanes)
     before, now = stream.global_batch_size, layout.global_batch_size
     if before != now and "global_batch_size" not in settings.allow_changes:
         raise StateError(
@@ -58,6 +69,11 @@ def decode_state(
                 f"lane {n} stands at sequence {lanes[n].sequences}, but step {stream.step} ends at "
                 f"{stream.lane_sequences}: the parts of this checkpoint are of different steps. {OLDER_STEP}"
             )
+        check_lane(lanes[n], program)
+    if program.recipe.repeat and stream.tokens_per_mib is not None:  # else a lane finds it when it is built
+        for n, lane in program.lanes(lanes, stream.tokens_per_mib).items():
+            if not lane.plan.holds(lanes[n].start.cursor):
+                raise no_such_place(n)
     return stream, lanes
 
 
@@ -66,7 +82,8 @@ def on_backend(before: str, program: Program, settings: RunSettings) -> Program:
     wanted = settings.tokenizer_backend
     if before not in typing.get_args(Backend):
         raise StateError(
-            f"the checkpoint was made with tokenizer_backend = {before!r}, which this version does not have."
+            f"the checkpoint was made with tokenizer_backend = {before[:40]!r}, which this version does not have. "
+            "Install the version that wrote it."
         )
     if "tokenizer_backend" in settings.allow_changes:
         return program.on(wanted)

@@ -20,23 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from ..config import RunSettings
-from ..errors import ConfigError, StateError
+from ..errors import ConfigError
 from ..lane import Lane
 from ..ledger import LaneEntry, LedgerWriter
+from ..plan.chunking import Chunk
 from ..plan.layout import Layout
 from ..program import Program
 from ..records import Balance, Batch, Figures, Sequence, Tokens
-from ..state import (
-    NO_DIGEST,
-    LaneState,
-    SegmentStart,
-    Snapshot,
-    StreamState,
-    recipe_hash,
-)
+from ..state import LaneState, Snapshot, StreamState, recipe_hash
 from .count import count_sequences
+from .failure import Failure, in_mid_step
 from .pool import Pool
 from .resume import decode_state, on_backend
+from .waiting import wait_for
+from .watch import Watch
 
 SHOW_PROGRESS_S = 2.0
 """A restore that takes longer says how far it is, as often."""
@@ -67,15 +64,18 @@ class RankStream:
         self._saved: dict[int, LaneState] = {}
         self._lanes: dict[int, Lane] = {}
         self._active: list[Lane] = []
-        self._work: dict[int, deque[tuple[Future[Tokens], int]]] = {}
+        self._work: dict[int, deque[tuple[Future[Tokens], Chunk]]] = {}
         self._bytes_out = 0
         self._step = self._lane_sequences = 0
         self._parts: deque[list[Sequence]] = deque()
         self._last_step: int | None = None
         self._ended = False
-        self._failure: BaseException | None = None
-        self._pool: Pool | None = None
+        self._failure: Failure | None = None
+        self._before: Snapshot | None = None
+        self._pool = Pool(settings.workers)
+        self._end_pool: Callable[[], Any] = lambda: None
         self._ledger: LedgerWriter | None = None
+        self._watch = Watch(program)
 
     # ---- reading
 
@@ -89,13 +89,28 @@ class RankStream:
 
     def _next(self) -> Batch | None:
         if self._failure is not None:  # going on behind a failure would leave a gap
-            raise self._failure
+            raise self._failure.error
+        at_end, self._before = not self.waiting, None
         try:
             return self._hand_out()
         except BaseException as error:
-            self._failure = error
-            self._drop()
+            self._fail(error, at_end)
             raise
+
+    def _fail(self, error: BaseException, at_end: bool) -> None:
+        """End with ``error``. A trainer that stands at a step's end (``at_end``) can still save that."""
+        self._failure = Failure(error, f"in the middle of step {self._step}")
+        try:
+            if at_end:
+                self._failure = Failure(error, self._place())
+        finally:
+            self._drop()
+
+    def _place(self) -> dict[str, Any] | str:
+        """The state behind the step that was handed out last, or why there is none."""
+        place = self._before or self.snapshot()
+        self._step = place.stream.step
+        return place.encode()
 
     def _hand_out(self) -> Batch | None:
         return None if (part := self.next_part()) is None else Batch.of(part, self._step)
@@ -114,6 +129,7 @@ class RankStream:
 
     def _read_step(self) -> None:
         """Take one step's sequences from every lane and cut them into local batches."""
+        self._before = self.snapshot()  # lanes that were taken from when another fails have left the place
         sequences: list[Sequence] = []
         step = self._step + 1
         entries: list[LaneEntry] = []
@@ -130,10 +146,17 @@ class RankStream:
         if self._ledger:
             self._ledger.write(step, entries)
         self._fetch_ahead()
+        if self.layout.dp_rank == 0 and step & (step - 1) == 0:  # at steps 1, 2, 4, 8, ...
+            self._say_strays()
         size = self.layout.local_batch_size
         self._parts.extend(sequences[i : i + size] for i in range(0, len(sequences), size))
         self._step = step
         self._lane_sequences += self.layout.lane_sequences
+
+    def _say_strays(self) -> None:
+        assert self._tokens_per_mib is not None and self.figures is not None
+        for sentence in self._watch.strays(self.figures, self._tokens_per_mib):
+            logger.warning(sentence)
 
     def _take(self, lane: Lane) -> Sequence:
         self._read_on(lane)
@@ -144,9 +167,9 @@ class RankStream:
         while not lane.ready and not lane.dry:
             if not self._work[lane.number]:
                 self._fetch(lane)
-            future, num_bytes = self._work[lane.number].popleft()
-            lane.arrived(future.result())
-            self._bytes_out -= num_bytes
+            future, chunk = self._work[lane.number].popleft()
+            lane.arrived(wait_for(future, chunk, self.program, self._pool))
+            self._bytes_out -= chunk.num_bytes
             self._fetch_ahead()
 
     # ---- fetching
@@ -155,9 +178,8 @@ class RankStream:
         chunk = lane.plan_chunk()
         if chunk is None:
             return
-        assert self._pool is not None
         self._bytes_out += chunk.num_bytes
-        self._work[lane.number].append((self._pool.submit(self.program.work, chunk), chunk.num_bytes))
+        self._work[lane.number].append((self._pool.submit(self.program.work, chunk), chunk))
 
     def _fetch_ahead(self) -> None:
         """Keep a chunk of every active lane in work, and two calls a worker queued, as the credit goes."""
@@ -174,7 +196,7 @@ class RankStream:
         """Build the lanes where the state says, replay to where the trainer was, compare digests."""
         rates = self._measure()
         self._pool = Pool(self.settings.workers)
-        weakref.finalize(self, self._pool.close)
+        self._end_pool = weakref.finalize(self, self._pool.close)
         programs = self.program.lanes(self.layout.own_lanes, rates)
         self._lanes = {n: Lane(program, self._saved.get(n)) for n, program in programs.items()}
         self._work = {n: deque() for n in programs}
@@ -195,9 +217,7 @@ class RankStream:
             estimates = program.measure()
             self._tokens_per_mib = tuple(e.tokens_per_mib for e in estimates)
             if self.layout.dp_rank == 0:
-                for name, found in zip(program.names, estimates, strict=True):
-                    for warning in found.warnings(name):
-                        logger.warning(warning)
+                program.warn(estimates)
         if self._pass_sequences is None and not program.recipe.repeat:
             lanes = range(self.layout.lanes)
             counts = count_sequences(program, self._tokens_per_mib, lanes, self.settings.workers)
@@ -240,17 +260,16 @@ class RankStream:
 
     def close(self) -> None:
         """End the workers. Reading or saving afterwards is an error; ``load_state_dict`` opens it again."""
-        self._failure = ConfigError("this stream was closed; load_state_dict opens it again.")
+        self._failure = Failure(ConfigError("this stream was closed; load_state_dict opens it again."), "by close()")
         self._drop()
 
     def _rest(self) -> None:
         """End the workers behind the last batch; figures and state stay."""
-        if self._pool is not None:
-            self._pool.close()
+        self._end_pool()
 
     def _drop(self) -> None:
         self._rest()
-        self._pool, self._lanes, self._work = None, {}, {}
+        self._lanes, self._work = {}, {}
         self._parts.clear()
 
     @property
@@ -290,17 +309,13 @@ class RankStream:
     def state_dict(self) -> dict[str, Any]:
         """``{"stream": bytes, "lane": {"00007": bytes, ...}}`` for the lanes of this rank.
 
-        Raises ``StateError`` in the middle of a step: the global batch is all or nothing.
+        Raises ``StateError`` in the middle of a step: the global batch is all or nothing. After an error in reading
+        the next step, the state is that of the step before, the last that was handed out whole.
         """
         if self._failure is not None:
-            raise StateError(f"no checkpoint can be made of a stream that has ended with an error: {self._failure}")
+            return self._failure.saved()
         if self.waiting:
-            done = self.layout.local_batches - self.waiting
-            raise StateError(
-                f"a checkpoint was asked for in the middle of step {self._step}: {done} of its "
-                f"{self.layout.local_batches} local batches were handed out. Save after the last one, when the step "
-                "is complete."
-            )
+            raise in_mid_step(self._step, self.layout.local_batches, self.waiting)
         return self._encoded()
 
     def _encoded(self) -> dict[str, Any]:
@@ -321,10 +336,11 @@ class RankStream:
         return Snapshot(stream, tuple(map(self._lane_state, self.layout.own_lanes)))
 
     def _lane_state(self, n: int) -> LaneState:
+        if n in self._saved:  # during a replay, too: the trainer's place is still the one that was loaded
+            return self._saved[n]
         if n in self._lanes:
             return self._lanes[n].state()
-        sources = len(self.program.names)
-        return self._saved.get(n) or LaneState(n, SegmentStart.first(sources), 0, 0, NO_DIGEST, ("",) * sources)
+        return LaneState.first(n, len(self.program.names))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the place in ``state``. Raises ``StateError``, ``RecipeChangedError``.

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from ..changes import shared_shards
 from ..errors import StateError
-from ..state import NEW_STREAM, OLDER_STEP, StreamState, decode_stream, lane_key, recipe_hash
+from ..state import NEW_STREAM, OLDER_STEP, StreamState, check_strays as state_strays, decode_stream, recipe_hash
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +103,11 @@ def complete_steps(folder: Path) -> list[int]:
 def check_files(path: Path) -> None:
     """Raise ``StateError`` for the first file of the checkpoint that is missing, or shorter than ``.metadata`` says."""
     ends: dict[str, int] = {}
-    for place in (_metadata(path).storage_data or {}).values():
-        ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
+    try:
+        for place in (_metadata(path).storage_data or {}).values():
+            ends[place.relative_path] = max(ends.get(place.relative_path, 0), int(place.offset + place.length))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from None
     for name, end in sorted(ends.items()):
         file = path / name
         if not file.is_file():
@@ -145,10 +148,11 @@ def read_loader_state(path: Path) -> dict[str, Any]:
         raise StateError(
             f"the checkpoint at {str(path)!r} has no loader state (saved model-only, or without a loader). {NEW_STREAM}"
         )
-    if "dataloader.stream" not in ours:
+    foreign = [k for k in ours if k != "dataloader.stream" and not k.startswith("dataloader.lane.")]
+    if "dataloader.stream" not in ours or foreign:
         raise StateError(
-            f"the loader state in {str(path)!r} was made by another data loader (keys: {', '.join(ours[:4])}), and "
-            f"says nothing about a place in this stream. {NEW_STREAM}"
+            f"the loader state in {str(path)!r} was made by another data loader (keys: "
+            f"{', '.join((foreign or ours)[:4])}), and says nothing about a place in this stream. {NEW_STREAM}"
         )
     lanes = sorted(k.removeprefix("dataloader.lane.") for k in ours if k.startswith("dataloader.lane."))
     state: dict[str, Any] = {"dataloader": {"stream": b"", "lane": dict.fromkeys(lanes, b"")}}
@@ -157,7 +161,7 @@ def read_loader_state(path: Path) -> dict[str, Any]:
     except (Exception, CheckpointException) as error:  # DCP's own is no Exception
         raise StateError(f"the loader state in {str(path)!r} is damaged: {_reason(error)}. {OLDER_STEP}") from None
     loaded: dict[str, Any] = state["dataloader"]
-    return loaded
+    return {"stream": loaded["stream"], "lane": {lane: loaded["lane"][lane] for lane in lanes}}
 
 
 def read_trainer_step(path: Path) -> int | None:
@@ -170,19 +174,18 @@ def read_trainer_step(path: Path) -> int | None:
     state: dict[str, Any] = {"train_state": {"step": 0}}
     try:
         _load(state, path)
+        step = state["train_state"]["step"]
+        if not 0 <= int(step) < 2**63 or int(step) != step:
+            raise ValueError(f"it is {str(step)[:40]}")
+        return int(step)
     except (Exception, CheckpointException) as error:  # DCP's own is no Exception
         reason = _reason(error)
         raise StateError(f"the trainer's step in {str(path)!r} cannot be read: {reason}. {OLDER_STEP}") from None
-    return int(state["train_state"]["step"])
 
 
 def check_strays(state: dict[str, Any], lanes: int) -> None:
     """Raise ``StateError`` for a lane in ``state`` that a stream of ``lanes`` lanes does not have."""
-    if strays := sorted(key for key in state["lane"] if key not in map(lane_key, range(lanes))):
-        raise StateError(
-            f"the checkpoint holds lane {strays[0]!r}, which is none of the recipe's {lanes}; it was put together from "
-            f"several. {OLDER_STEP}"
-        )
+    state_strays(state["lane"], lanes)
 
 
 def check_moment(stream: StreamState, trainer_step: int | None) -> None:
@@ -224,9 +227,16 @@ def _metadata(path: Path) -> Metadata:
     if not (path / ".metadata").is_file() and (path / HF_INDEX).is_file():
         raise model_only(path)
     try:
-        return dcp.FileSystemReader(str(path)).read_metadata()
+        metadata = dcp.FileSystemReader(str(path)).read_metadata()
+        if not all(isinstance(key, str) for key in metadata.state_dict_metadata):
+            raise TypeError("its keys are not all text")
+        return metadata
     except (Exception, CheckpointException) as error:  # DCP's own is no Exception
-        raise StateError(f"the checkpoint at {str(path)!r} cannot be read: {_reason(error)}. {OLDER_STEP}") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: BaseException) -> StateError:
+    return StateError(f"the checkpoint at {str(path)!r} cannot be read: {_reason(error)}. {OLDER_STEP}")
 
 
 def _load(state: dict[str, Any], path: Path) -> None:
@@ -240,4 +250,4 @@ def _reason(error: BaseException) -> str:
     """What went wrong, without the traceback of each rank that DCP puts into its message."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0][:500]

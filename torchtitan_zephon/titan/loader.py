@@ -51,6 +51,7 @@ class StreamLoader(BaseDataLoader):
             logger.info(
                 "zephon data loader, rank 0 of %d, lanes %s: %s", dp_world_size, layout.own_lanes, program.explain()
             )
+            program.warn()
 
     def __iter__(self) -> Iterator[TorchBatch]:
         training_began.set()

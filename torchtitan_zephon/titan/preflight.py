@@ -19,6 +19,7 @@ from torchtitan.tools.logging import logger
 from ..config import RunSettings
 from ..errors import ConfigError, TokenizerError
 from ..ops.tokenize import check_vocabulary
+from ..ops.tokenizer_files import unusable
 from ..plan.layout import Layout
 from ..program import Program
 from ..run.stream import RankStream
@@ -95,8 +96,9 @@ def _program(start: Start, reading: Reading) -> Program:
         tokenizer = start.tokenizer()
     except Exception as error:
         raise TokenizerError(
-            f"the tokenizer in model.hf_assets_path = {start.hf_assets_path!r} cannot be loaded: {error}. The path "
-            f"is relative to the working folder, {str(Path.cwd())!r}; it must hold tokenizer.json."
+            f"the tokenizer in model.hf_assets_path = {start.hf_assets_path!r} cannot be loaded: "
+            f"{unusable(start.hf_assets_path) or f'{error}.'} The path is relative to the working folder, "
+            f"{str(Path.cwd())!r}; it must hold tokenizer.json."
         ) from None
     program = reading.feed.program(reading.seq_len, tokenizer)
     if start.vocab_size is not None:
