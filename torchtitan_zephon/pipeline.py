@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .config import Recipe, RunSettings, SourceConfig
-from .errors import ConfigError, nearest
+from .errors import ConfigError, Problems, nearest
 from .ops.tokenizer_files import load_tokenizer
 from .plan.layout import Layout
 from .program import Program, compile_program
@@ -64,16 +64,18 @@ class StaticMixtureWorkSource:
 
     def __post_init__(self) -> None:
         names = [d.name for d in self.datasets]
-        if doubled := sorted({n for n in names if names.count(n) > 1}):
-            raise ConfigError(f"two datasets are named {doubled[0]!r}; a name identifies a source.")
-        for name in self.mixture:
+        problems = Problems()
+        for name in sorted({n for n in names if names.count(n) > 1}):
+            problems.note(f"two datasets are named {name!r}; a name identifies a source.")
+        for name, weight in self.mixture.items():
             if name not in names:
-                raise ConfigError(
-                    f"mixture: the weight {self.mixture[name]!r} names {name!r}, which is no dataset. "
-                    f"{nearest(name, names)}"
+                problems.note(
+                    f"mixture: the weight {weight!r} names {name!r}, which is no dataset. {nearest(name, names)}"
                 )
-        if missing := [n for n in names if n not in self.mixture]:
-            raise ConfigError(f"mixture: dataset {missing[0]!r} has no weight; give it one, or leave the dataset out.")
+        for name in names:
+            if name not in self.mixture:
+                problems.note(f"mixture: dataset {name!r} has no weight; give it one, or leave the dataset out.")
+        problems.refuse()
 
     def recipe(self) -> Recipe:
         """The part of the recipe that is said here; stages and options add the rest."""

@@ -246,9 +246,9 @@ def test_a_tokenizer_larger_than_the_models_vocabulary_is_refused(job_file: Path
     too_small = ("--model.hf_assets_path", str(folder))
     [problem] = report_of(job_file, None, *too_small).problems
     assert "vocabulary has 2048 entries" in problem
-    others = ("--training.stepps", "20", "--zephon.sources.news.path", "nowhere")
+    others = ("--training.stepps", "20", "--model.flavour", "debugmodel", "--zephon.sources.news.path", "nowhere")
     told = report_of(job_file, checkpoints(job_file), *too_small, *others)
-    assert len(told.problems) == 3 and problem in told.problems
+    assert len(told.problems) == 4 and problem in told.problems
 
 
 # ---- checkpoints

@@ -42,6 +42,30 @@ def config(*args: str, **options: Any) -> v030.ZephonTrainer.Config:
     return v030_job.build_config(job(*args, **options))
 
 
+def test_all_that_0_3_0_cannot_do_is_told_at_once() -> None:
+    wrong = {
+        "training.stepz": "3",
+        "training.steps": "many",
+        "training.dataset": "c4",
+        "model.flavor": "8C",
+        "optimizer.lrr": "1",
+        "optimizer.lr": "high",
+        "optimizer.early_step_in_backward": "true",
+        "profiling.x": "1",
+        "activation_checkpoint.mode": "some",
+        "validation.frequency": "3",
+        "validation.seq_len": "7",
+        "metrics.log_frq": "1",
+        "quantize.x": "1",
+    }
+    with pytest.raises(ConfigError) as refusal:
+        config(*(word for key, value in wrong.items() for word in (f"--{key}", value)))
+    text = "\n".join(refusal.value.args)
+    missing = [key for key in wrong if key not in text and key != "quantize.x"]
+    assert not missing and "[quantize] is not in TorchTitan 0.3.0" in text
+    assert len(refusal.value.args) == len(wrong), text
+
+
 def test_the_debug_job_is_the_stock_debug_job_with_our_loader() -> None:
     """Against 0.3.0's own registry function: what differs is what debug_cpu.toml says."""
     ours, stock = config(), llama3_debugmodel()

@@ -181,9 +181,10 @@ def titan_check(job: Job, release: Release, problems: Problems) -> tuple[Release
         return release, None
     size = None
     before = len(problems.texts)
-    # The model is found whatever else is wrong; a size must be stated, and is of no account here.
-    model = {name: table for name, table in job.sections.items() if name in ("model", "experimental")}
-    alone = dataclasses.replace(job, sections={**model, "training": {"global_batch_size": 1}})
+    # The model is found whatever else is wrong; a batch size must be stated, and is of no account here.
+    naming = {"model": ("name", "flavor"), "experimental": ("custom_import",)}
+    named = {s: {k: v for k, v in job.sections.get(s, {}).items() if k in keys} for s, keys in naming.items()}
+    alone = dataclasses.replace(job, sections={**named, "training": {"global_batch_size": 1}})
     logging.disable(logging.WARNING)  # TorchTitan warns of its own defaults
     try:
         with problems:

@@ -19,7 +19,7 @@ from .resume import Resume
 from .sources import Reading, assets_of
 
 WIDTH = 100
-LONGEST_NAME = 28
+LONGEST_NAME = 22
 
 
 def check_text(report: Report) -> str:

@@ -38,7 +38,7 @@ from torchtitan.tools.logging import init_logger, logger
 from torchtitan.tools.profiler import Profiler
 from torchtitan.trainer import Trainer
 
-from ..config import Recipe, coerce, from_table
+from ..config import Recipe, coerce, read_table
 from ..errors import ConfigError, Problems, nearest
 from . import cpu
 from .job import Job
@@ -261,11 +261,16 @@ def model_spec(table: Mapping[str, Any]) -> ModelSpec:
     registry = module.model_registry
     hints = typing.get_type_hints(registry)
     known = [k for k in inspect.signature(registry).parameters if k not in ("flavor", "converters")]
-    check_keys(arguments, ("name", "flavor", "hf_assets_path", *known), "model")
-    arguments = {k: coerce(v, hints[k], f"model.{k}") for k, v in arguments.items()}
+    problems = Problems()
+    with problems:
+        check_keys(arguments, ("name", "flavor", "hf_assets_path", *known), "model")
+    for key in [key for key in arguments if key in known]:
+        with problems:
+            arguments[key] = coerce(arguments[key], hints[key], f"model.{key}")
     flavors = flavors_of(name)
     if flavor not in flavors:
-        raise ConfigError(f"model.flavor = {flavor!r}: {name} has no such flavor. {nearest(flavor, flavors)}")
+        problems.note(f"model.flavor = {flavor!r}: {name} has no such flavor. {nearest(flavor, flavors)}")
+    problems.refuse()
     spec: ModelSpec = checked("model", registry, flavor, **arguments)
     if not isinstance(spec.model, Decoder.Config):
         raise ConfigError(f"model.name = {name!r} does not read text; this loader feeds token sequences.")
@@ -288,18 +293,24 @@ def optimizer(table: Mapping[str, Any]) -> OptimizersContainer.Config:
     """``[optimizer]``: 0.2's short keys, or 0.3.0's ``param_groups``, not both."""
     short_keys = [f.name for f in dataclasses.fields(Adam)]
     own_keys = [f.name for f in dataclasses.fields(OptimizersContainer.Config)]
-    check_keys(table, (*short_keys, *own_keys), "optimizer")
+    problems = Problems()
+    with problems:
+        check_keys(table, (*short_keys, *own_keys), "optimizer")
     short = {k: v for k, v in table.items() if k in short_keys}
     own = {k: v for k, v in table.items() if k in own_keys}
     if short and "param_groups" in own:
-        raise ConfigError(
+        problems.note(
             f"optimizer.param_groups is set beside {', '.join(short)}; each group states its "
             "own optimizer_kwargs, so keep one of the two forms."
         )
-    adam = from_table(Adam, short, "optimizer")
+    adam = read_table(Adam, short, "optimizer", problems)
     kwargs = {"lr": adam.lr, "betas": (adam.beta1, adam.beta2), "eps": adam.eps, "weight_decay": adam.weight_decay}
     group = ParamGroupConfig(pattern=r".*", optimizer_name=adam.name, optimizer_kwargs=kwargs)
-    return filled(OptimizersContainer.Config(param_groups=[group]), own, "optimizer")
+    config = OptimizersContainer.Config(param_groups=[group])
+    with problems:
+        config = filled(config, own, "optimizer")
+    problems.refuse()
+    return config
 
 
 def activation_checkpoint(table: Mapping[str, Any]) -> ActivationCheckpointing.Config | None:
