@@ -21,6 +21,7 @@ from . import sizes
 from .files import Manifest
 from .footers import Footer, Footers
 from .ids import is_ids
+from .sizes import TEXTS
 
 _BATCH_ROWS = 4096
 _BATCH_BYTES = 4 * 2**20
@@ -110,7 +111,7 @@ class RowGroups:
             raise SourceError(f"{str(path)!r} has {schema.names.count(self._field)} columns named {self._field!r}.")
         kind = schema.field(self._field).type
         text = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if pa.types.is_string(text) or pa.types.is_large_string(text) or pa.types.is_string_view(text):
+        if str(text) in TEXTS:
             return False
         if not is_ids(kind):
             raise SourceError(
