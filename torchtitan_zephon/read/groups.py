@@ -23,6 +23,7 @@ from .files import Manifest
 from .footers import Footer, Footers
 from .ids import is_ids
 from .retry import with_retries
+from .sizes import TEXTS
 
 _BATCH_ROWS = 4096
 _BATCH_BYTES = 4 * 2**20
@@ -112,7 +113,7 @@ class RowGroups:
             raise SourceError(f"{str(path)!r} has {schema.names.count(self._field)} columns named {self._field!r}.")
         kind = schema.field(self._field).type
         text = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if pa.types.is_string(text) or pa.types.is_large_string(text) or pa.types.is_string_view(text):
+        if str(text) in TEXTS:
             return False
         if not is_ids(kind):
             raise SourceError(
