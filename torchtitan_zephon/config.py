@@ -92,7 +92,7 @@ class Recipe:
     )
     estimate_bytes: int = setting(
         512 * 1024,
-        "Tokens per byte of each source are measured once, when the stream begins, at one place for every 4 KiB of this.",
+        "Tokens per byte of each source are measured when the stream begins, at one place for every 4 KiB of this.",
         low=1,
         high=2**32,
     )

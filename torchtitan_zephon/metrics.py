@@ -77,9 +77,8 @@ class Gauges:
         """What this rank's lanes have handed to the trainer: how many lanes, tokens and runs by source."""
         figures = self._stream.figures
         assert figures is not None
-        runs = np.array(figures.source_runs) * figures.delivered_tokens / np.maximum(1, figures.source_tokens)
         own = len(self._stream.layout.own_lanes)
-        return {"lanes": own, "tokens": figures.delivered_tokens, "runs": runs.tolist()}
+        return {"lanes": own, "tokens": figures.delivered_tokens, "runs": figures.delivered_runs}
 
     def read(self) -> dict[str, float]:
         """``{"zephon/NAME": value}``; see ``NAMES``."""

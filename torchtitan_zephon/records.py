@@ -56,18 +56,18 @@ class Balance:
 class Figures(NamedTuple):
     """What a rank's lanes read and gave since the stream was started or restored, summed over them.
 
-    ``ready``: sequences that could be handed out at once. ``source_tokens``, ``source_runs``: tokens
-    packed from each source and runs of it that they come from, since step 1; ``scheduled_tokens``: what the plan took
-    the tokens of the chunks that arrived for, by the estimate. ``delivered_tokens``: how many of the packed tokens the
-    trainer has taken. A lane that is shared counts whole on each of its ranks.
+    ``ready``: sequences that could be handed out at once. Then by source, since step 1: ``source_tokens``, tokens
+    packed; ``scheduled_tokens``, what the plan took the tokens of the chunks that arrived for, by the estimate;
+    ``delivered_tokens`` and ``delivered_runs``, tokens that the trainer has taken, and the runs they come from. A lane
+    that is shared counts whole on each of its ranks.
     """
 
     balance: Balance
     ready: int
     source_tokens: tuple[int, ...]
     scheduled_tokens: tuple[int, ...]
-    source_runs: tuple[int, ...]
     delivered_tokens: tuple[int, ...]
+    delivered_runs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

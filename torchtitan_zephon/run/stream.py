@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -32,13 +31,12 @@ from .agree import Exchange, agree, alone
 from .count import count_pass
 from .failure import Failure, in_mid_step
 from .pool import Pool
+from .progress import Progress
 from .resume import decode_state, on_backend
 from .statement import statement
 from .waiting import wait_for
 from .watch import Watch, figures_of
 
-SHOW_PROGRESS_S = 2.0
-"""A restore that takes longer says how far it is, as often."""
 logger = logging.getLogger(__name__)
 
 
@@ -232,25 +230,17 @@ class RankStream:
 
     def _replay(self) -> None:
         """Read again what the trainer took of the segments at hand, all lanes in step, and compare."""
-        total, done = sum(s.delivered for s in self._saved.values()), 0
-        began = time.monotonic()
-        show = began + SHOW_PROGRESS_S
+        progress = Progress(lanes=len(self._saved), sequences=sum(s.delivered for s in self._saved.values()))
         for i in range(max((s.delivered for s in self._saved.values()), default=0)):
             behind = [self._lanes[n] for n, saved in self._saved.items() if i < saved.delivered]
             self._active = behind  # the workers are for the lanes that still have far to go
             for lane in behind:
                 self._take(lane)
-            done += len(behind)
-            if time.monotonic() > show:
-                show += SHOW_PROGRESS_S
-                logger.info(
-                    "restoring: %s of %s sequences of %d lanes read again", f"{done:,}", f"{total:,}", len(self._saved)
-                )
+            progress.done(len(behind))
         for n, saved in self._saved.items():
             self._lanes[n].check_replay(saved)
         if self._saved:
-            said = f"{done:,}", len(self._saved), time.monotonic() - began
-            logger.info("restored: %s sequences of %d lanes read again in %.1f s", *said)
+            progress.end()
         self._saved = {}
 
     def _name(self) -> str:

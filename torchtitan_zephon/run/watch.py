@@ -24,9 +24,17 @@ def figures_of(lanes: list[Lane]) -> Figures:
     total = Balance()
     for lane in lanes:
         total.add(lane.balance)
-    columns = ([lane.source_tokens, lane.scheduled_tokens, lane.source_runs, lane.delivered_tokens] for lane in lanes)
+    columns = [
+        (lane.source_tokens, lane.scheduled_tokens, lane.delivered_tokens, _delivered_runs(lane)) for lane in lanes
+    ]
     sums = [tuple(map(sum, zip(*column, strict=True))) for column in zip(*columns, strict=True)]
     return Figures(total, sum(lane.ready for lane in lanes), *sums)
+
+
+def _delivered_runs(lane: Lane) -> tuple[float, ...]:
+    """Of the runs whose tokens were packed, by source: the part that the trainer has, taken to be that of the tokens."""
+    columns = zip(lane.source_runs, lane.delivered_tokens, lane.source_tokens, strict=True)
+    return tuple(runs * delivered / max(1, packed) for runs, delivered, packed in columns)
 
 
 class Watch:

@@ -340,14 +340,9 @@ def parallel_dims(config: StockJobConfig, world_size: int) -> ParallelDims:
     p = config.parallelism
     try:
         return ParallelDims(
-            dp_shard=p.data_parallel_shard_degree,
-            dp_replicate=p.data_parallel_replicate_degree,
-            cp=p.context_parallel_degree,
-            tp=p.tensor_parallel_degree,
-            pp=p.pipeline_parallel_degree,
-            ep=p.expert_parallel_degree,
-            etp=p.expert_tensor_parallel_degree,
-            world_size=world_size,
-        )
+            dp_shard=p.data_parallel_shard_degree, dp_replicate=p.data_parallel_replicate_degree,
+            cp=p.context_parallel_degree, tp=p.tensor_parallel_degree, pp=p.pipeline_parallel_degree,
+            ep=p.expert_parallel_degree, etp=p.expert_tensor_parallel_degree, world_size=world_size,
+        )  # fmt: skip
     except AssertionError as error:
         raise ConfigError(f"[parallelism]: TorchTitan refuses it on {world_size} processes: {error}") from None
