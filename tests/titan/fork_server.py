@@ -115,7 +115,8 @@ class Server:
             os.kill(pid, signal.SIGKILL)
 
     def _send(self, **message: int) -> None:
-        self._channel.send(json.dumps(message).encode())
+        with contextlib.suppress(BrokenPipeError):  # the caller is gone: the end of its requests is read next
+            self._channel.send(json.dumps(message).encode())
 
 
 def run(request: dict[str, Any]) -> None:

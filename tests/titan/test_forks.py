@@ -79,16 +79,20 @@ def test_a_launch_that_does_not_end_is_an_error_and_leaves_no_process(tmp_path: 
     assert forked(1, "tests.titan.a_rank", tmp_path)[0] == 0, "the servers are still there"
 
 
-def test_a_server_whose_caller_is_gone_kills_its_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_server_whose_caller_is_gone_kills_its_ranks(tmp_path: Path, begun: bool) -> None:
     server, (mine, theirs) = ForkServer(), os.pipe()
     endless = {"module": "http.server", "arguments": ["--bind", "127.0.0.1", "0"]}
     server.fork(theirs, **endless, folder=str(tmp_path), environment=ENVIRONMENT)
     os.close(theirs)
-    assert server.answer().keys() == {"forked"}
-    assert os.read(mine, 1000), "it has begun"
+    if begun:
+        assert server.answer().keys() == {"forked"}
+        assert os.read(mine, 1000)
     server.channel.close()
-    while select.select([mine], [], [], 60)[0] and os.read(mine, 1000):
-        pass
+    ended = False
+    while not ended and select.select([mine], [], [], 300)[0]:
+        ended = not os.read(mine, 1000)
+    assert ended, "somebody still holds its output"
     assert not [pid for pid in filter(str.isdigit, os.listdir("/proc")) if works_in(pid, tmp_path)]  # noqa: PTH208
     os.close(mine)
 
