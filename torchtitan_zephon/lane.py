@@ -221,7 +221,12 @@ class Lane:
 
     def state(self) -> LaneState:
         """Where the taker is."""
-        return LaneState(self.number, self._start, self._delivered, self._sequences, self._digest, self._source_digests)
+        return LaneState(self.number, *self.place)
+
+    @property
+    def place(self) -> tuple[SegmentStart, int, int, str, tuple[str, ...]]:
+        """The fields of ``state`` but the lane's number; cheap enough to take at every step."""
+        return self._start, self._delivered, self._sequences, self._digest, self._source_digests
 
     def check_replay(self, saved: LaneState) -> None:
         """After ``saved.delivered`` sequences were replayed: raise unless they are the same ones."""

@@ -75,7 +75,7 @@ class RankStream:
         self._last_step: int | None = None
         self._ended = False
         self._failure: Failure | None = None
-        self._before: Snapshot | None = None
+        self._before: tuple[int, int, list[tuple[Any, ...]]] | None = None
         self._pool = Pool(settings.workers)
         self._end_pool: Callable[[], Any] = lambda: None
         self._ledger: LedgerWriter | None = None
@@ -112,9 +112,10 @@ class RankStream:
 
     def _place(self) -> dict[str, Any] | str:
         """The state behind the step that was handed out last, or why there is none."""
-        place = self._before or self.snapshot()
-        self._step = place.stream.step
-        return place.encode()
+        if self._before is not None:
+            self._step, self._lane_sequences, places = self._before
+            self._saved = {n: LaneState(n, *place) for n, place in zip(self._lanes, places, strict=True)}
+        return self.snapshot().encode()
 
     def _hand_out(self) -> Batch | None:
         return None if (part := self.next_part()) is None else Batch.of(part, self._step)
@@ -133,7 +134,8 @@ class RankStream:
 
     def _read_step(self) -> None:
         """Take one step's sequences from every lane and cut them into local batches."""
-        self._before = self.snapshot()  # lanes that were taken from when another fails have left the place
+        # Lanes that were taken from when another fails have left the place.
+        self._before = self._step, self._lane_sequences, [lane.place for lane in self._lanes.values()]
         sequences: list[Sequence] = []
         step = self._step + 1
         entries: list[LaneEntry] = []
