@@ -32,7 +32,7 @@ def figures_of(lanes: list[Lane]) -> Figures:
 
 
 def _delivered_runs(lane: Lane) -> tuple[float, ...]:
-    """Of the runs whose tokens were packed, by source: the part that the trainer has, as large as that of the tokens."""
+    """Of the runs whose tokens were packed, by source: the part that the trainer has, as much as of the tokens."""
     columns = zip(lane.source_runs, lane.delivered_tokens, lane.source_tokens, strict=True)
     return tuple(runs * delivered / max(1, packed) for runs, delivered, packed in columns)
 
