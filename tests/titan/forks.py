@@ -33,7 +33,8 @@ ROOT = Path(__file__).parents[2]
 SERVERS = 2
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 """What the servers start with: the environment before any test has changed it."""
-MAY_CHANGE = {"PYTHONPATH", "PYTEST_CURRENT_TEST"}
+MAY_CHANGE = {"PYTHONPATH", "PYTEST_CURRENT_TEST", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR"}
+"""What pytest and libraries set as the tests run in this process; all are read when used, or by ``fork_server``."""
 OTHERS_END_S = 30.0
 """torchrun kills the other ranks so long after it has asked them to end, because one failed."""
 LEAKS = re.compile(r"^(nanobind: | - (leaked|\.\.\. skipped) |See https://nanobind).*\n?", re.MULTILINE)
