@@ -106,7 +106,7 @@ def test_a_way_out_below_a_folder_with_brackets_in_its_name_works(tmp_path: Path
         ["tests/0.jsonl", "train/0.jsonl"],  # of code
         ["trains.jsonl", "test.jsonl"],
         ["train.jsonl", "contest.jsonl", "latest.jsonl", "protest-01.jsonl", "developers.jsonl", "evaluated.jsonl"],
-        ["train-test-split.jsonl", "train.jsonl"],  # says both
+        ["train-test-split.jsonl", "test.jsonl"],  # says both
         ["unit-test-cases.jsonl", "code-train.jsonl"],
         ["test.jsonl", "part-0.jsonl"],
         ["validation/0.jsonl", "test/0.jsonl"],  # nothing to train on: an evaluation of both
@@ -174,6 +174,11 @@ def test_a_table_among_other_folders_is_refused_and_its_neighbours_are_read(kind
     made(tmp_path, "b/0.parquet")
     assert f"{str(tmp_path / 'a' / 'table')!r} is a table of {kind}" in refusal(tmp_path)
     assert names_of(tmp_path / "b") == ["0.parquet"]
+
+
+def test_a_table_of_which_nothing_is_read_is_no_hindrance(tmp_path: Path) -> None:
+    (tmp_path / "table" / "_delta_log").mkdir(parents=True)
+    assert names_of(made(tmp_path, "plain/0.parquet")) == ["plain/0.parquet"]
 
 
 def test_a_folder_named_metadata_is_no_table(tmp_path: Path) -> None:

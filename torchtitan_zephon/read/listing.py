@@ -42,7 +42,7 @@ def list_files(source: str, path: str) -> Listing:
         walk.named(below)
     files = [_named_in_utf8(walk, file) for file in walk.files]
     if walk.problems:
-        problems = sorted(set(walk.problems), key=lambda p: os.fsencode(p[0]))
+        problems = sorted(walk.problems, key=lambda p: os.fsencode(p[0]))
         more = f" There are {len(problems) - 1:,} more such names." * (len(problems) > 1)
         raise SourceError(f"source {source!r}: {str(root / problems[0][0])!r} {problems[0][1]}{more}")
     if walk.packed:
@@ -51,7 +51,7 @@ def list_files(source: str, path: str) -> Listing:
             "this version reads plain JSONL and Parquet. Unpack them, or convert them to Parquet."
         )
     files, second = once(files)
-    left_out = tuple(sorted({*walk.left_out, *second}, key=lambda left: left.name.encode("utf-8", "surrogateescape")))
+    left_out = tuple(sorted([*walk.left_out, *second], key=lambda left: left.name.encode("utf-8", "surrogateescape")))
     if not files:
         raise _nothing(source, path, left_out)
     return Listing(root, files, left_out, walk.tables)
@@ -64,7 +64,7 @@ def once(files: list[File]) -> tuple[list[File], list[LeftOut]]:
     """
     first: dict[tuple[int, int], str] = {}
     kept, second = [], []
-    for file in sorted(set(files), key=lambda file: file.name.encode()):
+    for file in sorted(files, key=lambda file: file.name.encode()):
         name = first.setdefault(file.inode, file.name) if file.inode[1] else file.name
         if name == file.name:
             kept.append(file)
