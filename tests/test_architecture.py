@@ -22,18 +22,34 @@ MOST_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS = 350, 50, 8
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "records": set(),
-    "config": {"errors"},
+    "toml_files": {"errors"},
+    "config": {"toml_files", "errors"},
+    "changes": set(),
     "cache": set(),
     "plan": {"plan", "errors"},
     "ops": {"ops", "records", "cache", "plan.keyed", "errors"},
     "read": {"read", "records", "errors", "plan.chunking"},
     "sealed": {"errors"},
-    "state": {"plan", "sealed", "records", "errors"},
+    "state": {"changes", "plan", "sealed", "records", "errors"},
     "lane": {"plan", "ops", "state", "records", "errors"},
     "ledger": {"plan.layout", "errors"},
-    "program": {"cache", "config", "plan", "ops", "read", "lane", "state", "records", "errors"},
+    "estimate": {"plan", "read", "errors"},
+    "program": {
+        "cache",
+        "config",
+        "toml_files",
+        "estimate",
+        "plan",
+        "ops",
+        "read",
+        "lane",
+        "state",
+        "records",
+        "errors",
+    },
     "run": {
         "run",
+        "changes",
         "config",
         "ops.tokenize",
         "read.records",
@@ -59,15 +75,59 @@ ALLOWED: dict[str, set[str]] = {
     # A checkpoint is read through torch, and only where one is compared.
     "verify": {"ledger", "state", "errors", "titan.checkpoint"},
     # A job is checked against TorchTitan where it is installed; a checkpoint is read through torch.
-    "check": {"check", "config", "plan.layout", "ops", "program", "run", "state", "errors", "titan"},
-    "cli": {"check", "config", "program", "ops", "ledger", "verify", "errors", "titan"},
+    "check": {
+        "check",
+        "__version__",
+        "changes",
+        "config",
+        "estimate",
+        "plan.layout",
+        "plan.chunking",
+        "ops",
+        "program",
+        "read.files",
+        "read.records",
+        "run",
+        "state",
+        "errors",
+        "titan",
+    },
+    "cli": {
+        "__version__",
+        "check",
+        "config",
+        "toml_files",
+        "program",
+        "ops",
+        "ledger",
+        "verify",
+        "state",
+        "errors",
+        "titan",
+    },
     "torch_dataset": {"pipeline", "run", "errors"},
-    "train": {"titan", "errors"},
-    "titan": {"titan", "metrics", "config", "plan", "ops", "program", "run", "state", "records", "errors"},
+    "torch_exchange": {"errors"},
+    "launch": {"errors"},
+    "train": {"launch", "titan", "errors"},
+    "titan": {
+        "titan",
+        "changes",
+        "metrics",
+        "torch_exchange",
+        "config",
+        "toml_files",
+        "plan",
+        "ops",
+        "program",
+        "run",
+        "state",
+        "records",
+        "errors",
+    },
 }
 TORCH = {"torch", "torchtitan", "torchdata", "tyro", "spmd_types"}
-# `torch_dataset` is the adapter for torch without TorchTitan; `__init__` does not import it.
-MAY_IMPORT_TORCH = ("titan", "torch_dataset")
+# `torch_dataset` and `torch_exchange` adapt to torch without TorchTitan; `__init__` imports neither.
+MAY_IMPORT_TORCH = ("titan", "torch_dataset", "torch_exchange")
 PURE = ("plan", "ops", "lane", "sealed", "state", "records")
 IMPURE_MODULES = {"random", "time", "datetime", "secrets", "uuid", "threading", "socket", "multiprocessing"}
 
@@ -77,7 +137,7 @@ LONG_FUNCTIONS: dict[str, int] = {}
 MANY_PARAMETERS: dict[str, int] = {
     "config.Recipe": 16,
     "lane.LaneProgram": 9,
-    "records.Balance": 9,
+    "records.Balance": 10,
     "titan.v022.ZephonValidator": 12,  # what TorchTitan 0.2.2 calls its validator with
 }
 
@@ -277,11 +337,11 @@ def test_the_size_check_can_fail() -> None:
     long_file = "x = 1\n" * (MOST_LINES + 1)
     long_function = "class A:\n    def f(self):\n" + "        x = 1\n" * MOST_FUNCTION_LINES
     many = "class A:\n    def __init__(self, a, b, c, d, e, f, g, *, h, i): ..."
-    fields = "class Balance:\n" + "".join(f"    f{n}: int\n" for n in range(10))
+    fields = "class Balance:\n" + "".join(f"    f{n}: int\n" for n in range(11))
     assert size_complaints({"m": long_file}) == ["m has 351 lines, more than 350"]
     assert size_complaints({"m": long_function}) == ["m.A.f has 51 lines, more than 50"]
     assert size_complaints({"m": many}) == ["m.A has 9 constructor parameters, more than 8"]
-    assert size_complaints({"records": fields}) == ["records.Balance has 10 constructor parameters, more than 9"]
+    assert size_complaints({"records": fields}) == ["records.Balance has 11 constructor parameters, more than 10"]
 
 
 @pytest.mark.parametrize(

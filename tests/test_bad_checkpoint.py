@@ -24,10 +24,10 @@ from torchtitan_zephon import (
     ZephonError,
 )  # fmt: skip
 from torchtitan_zephon.errors import ReplayError
-from torchtitan_zephon.ops.tokenize import load_tokenizer
+from torchtitan_zephon.ops.tokenizer_files import load_tokenizer
 from torchtitan_zephon.plan.layout import Layout
 from torchtitan_zephon.program import compile_program
-from torchtitan_zephon.read import files
+from torchtitan_zephon.read import sample
 
 Sources = dict[str, Path]
 
@@ -129,13 +129,13 @@ def test_the_seed_of_the_buffer_follows_the_seed_unless_it_is_stated(sources: So
         (lambda s: small_pipeline(s, seq_len=64), ["seq_len: 32 -> 64"]),
         (
             lambda s: small_pipeline(s, weights={"news": 3, "wiki": 1}),
-            ["sources.news.weight: 0.5 -> 0.75", "sources.wiki.weight: 0.5 -> 0.25"],
+            ["sources.news.weight: 50 % of tokens -> 75 %", "sources.wiki.weight: 50 % of tokens -> 25 %"],
         ),
         (lambda s: small_pipeline(s).map(dict, identity="copy"), ['functions: [] -> ["map copy"]']),
         (
             lambda s: small_pipeline({"news": s["news"]}, weights={"news": 1}),
-            ["sources.news.weight", "sources.wiki.field", "sources.wiki.format", "sources.wiki.shards.0.jsonl",
-             "sources.wiki.shards.1.jsonl", "sources.wiki.weight"],
+            ["sources.wiki.field", "sources.wiki.format", "sources.wiki.shards.0.jsonl",
+             "sources.wiki.shards.1.jsonl", "sources.wiki.weight: 50 % of tokens -> (absent)"],
         ),
         (
             lambda s: small_pipeline(s).tokenize(tokenizer_id=str(tokenizer_folder()), field="id"),
@@ -220,7 +220,7 @@ def test_another_global_batch_size_is_refused(sources: Sources, state: dict[str,
 def test_a_change_that_the_sample_missed_is_caught_by_the_replay_and_names_the_source(
     sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_sample_file", lambda path, size, budget: "same")
+    monkeypatch.setattr(sample, "_sample_file", lambda path, size, budget: ("same", b"{"))
     _, state = global_batches(small_pipeline(sources), 2, 9)
     for shard in sources["wiki"].iterdir():
         shard.write_bytes(re.sub(rb"the|and|for|was", lambda m: m[0].upper(), shard.read_bytes()))

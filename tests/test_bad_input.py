@@ -28,7 +28,8 @@ from torchtitan_zephon import (
     TokenEstimation,
     TokenizerError,
 )  # fmt: skip
-from torchtitan_zephon.ops.tokenize import Tokenize, check_vocabulary, load_tokenizer
+from torchtitan_zephon.ops.tokenize import Tokenize, check_vocabulary
+from torchtitan_zephon.ops.tokenizer_files import load_tokenizer
 from torchtitan_zephon.read import files
 from torchtitan_zephon.state import decode_stream
 

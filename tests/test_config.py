@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +12,11 @@ from typing import Any, Literal
 import pytest
 
 from tests.scenarios import small_pipeline, write_jsonl
-from torchtitan_zephon import ConfigError, Recipe, RunSettings, SourceConfig, load_recipe
-from torchtitan_zephon.config import anchor_paths, coerce, from_table, load_toml
-from torchtitan_zephon.errors import nearest
+from torchtitan_zephon import ConfigError, Recipe, RunSettings, SourceConfig, SourceError, load_recipe
+from torchtitan_zephon.config import coerce, from_table, read_table
+from torchtitan_zephon.errors import Problems, nearest
+from torchtitan_zephon.program import opened
+from torchtitan_zephon.toml_files import Origin, anchor_paths, load_toml
 
 # A value of each key that is not its default; a key without one fails the tests below.
 OTHER: dict[type, dict[str, Any]] = {
@@ -235,6 +238,91 @@ def test_settings_are_frozen_and_made_by_name() -> None:
     assert Recipe().sources is not Recipe().sources
 
 
+def test_every_wrong_key_of_a_table_is_told_at_once() -> None:
+    table = {
+        "sed": 3,
+        "lanes": 0,
+        "pack": "warp",
+        "repeat": "no",
+        "sources": {"a": {"path": 3, "wieght": 1}, "b": {"path": "b", "weight": -1}, "c": "c.jsonl"},
+    }
+    with pytest.raises(ConfigError) as refusal:
+        from_table(Recipe, table, "job")
+    assert refusal.value.args == (
+        f"job.sed: no such key. {nearest('sed', [f.name for f in dataclasses.fields(Recipe)])}",
+        "job.lanes = 0 is out of range; allowed: 1 to 65536.",
+        "job.pack = 'warp': not one of 'wrap', 'first_fit'. Did you mean 'wrap'?",
+        "job.repeat = 'no' is a str; expected bool.",
+        "job.sources.a.path = 3 is a int; expected str.",
+        "job.sources.a.wieght: no such key. Did you mean 'weight'?",
+        "job.sources.c = 'c.jsonl' is a str; expected SourceConfig.",
+        refusal.value.args[-1],
+    )
+    assert "the weight of source 'b' is -1.0" in refusal.value.args[-1]
+    text = str(refusal.value)
+    assert text.startswith("there are 8 problems.\n1. job.sed: ") and "\n8. mixture: " in text
+    assert str(pickle.loads(pickle.dumps(refusal.value))) == text
+
+
+def test_every_wrong_item_of_a_list_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        coerce(["a", 1, None], list[int], "job.key")
+    assert [text.split(" = ")[0] for text in refusal.value.args] == ["job.key[0]", "job.key[2]"]
+
+
+def test_several_errors_of_a_recipe_made_in_python_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        Recipe(lanes=0, seed=-1, pack="warp")  # type: ignore[arg-type]
+    assert len(refusal.value.args) == 3
+
+
+@pytest.mark.parametrize(
+    ("table", "wrong", "taken"),
+    [
+        ({"pack": "first_fit", "label_shift": "sequence", "lanes": 4}, ["puts unrelated"], {"lanes": 4}),
+        ({"sed": 3, "lanes": 4, "seed": "x"}, ["job.sed", "job.seed"], {"lanes": 4, "seed": 0}),
+        ({"sources": {"a": {"path": "a", "fild": "b"}}}, ["fild"], {"sources": {"a": SourceConfig(path="a")}}),
+        ({"sources": {"a": {"path": "a", "weight": 0}}, "lanes": 4}, ["is 0.0"], {"lanes": 4}),
+        ({"lanes": 4}, [], {"lanes": 4}),
+    ],
+)
+def test_what_is_wrong_can_be_noted_and_the_rest_be_looked_at(
+    table: dict[str, Any], wrong: list[str], taken: dict[str, Any]
+) -> None:
+    problems = Problems()
+    recipe = read_table(Recipe, table, "job", problems)
+    assert {key: getattr(recipe, key) for key in taken} == taken
+    assert len(problems.texts) == len(wrong)
+    assert all(part in text for part, text in zip(wrong, problems.texts, strict=True))
+
+
+def test_a_problem_is_noted_once_and_other_errors_pass_through() -> None:
+    problems = Problems()
+    for text in ("first", "second", "first"):
+        with problems:
+            raise ConfigError(text)
+    with pytest.raises(ZeroDivisionError), problems:
+        _ = 1 // 0
+    assert problems.texts == ["first", "second"] and problems.note("second") == 2
+    Problems().refuse()
+
+
+WEIGHTED = {"a": {"path": "a", "weight": 3}, "b": {"path": "b"}, "c": {"path": "c", "weight": 1.5}, "d": {"path": "d"}}
+
+
+def test_a_weight_that_is_missing_where_others_are_given_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        from_table(Recipe, {"sources": WEIGHTED}, "job")
+    text = str(refusal.value)
+    assert "job.sources: there is no weight for 'b', 'd', and other sources have one (a = 3, c = 1.5)" in text
+    assert "Give each source a weight; or give none, and all shares are equal." in text
+    (tmp_path / "r.toml").write_text("[sources.a]\npath = 'a'\nweight = 3\n[sources.b]\npath = 'b'\n", "utf-8")
+    with pytest.raises(ConfigError, match=r"no weight for 'b', and other sources have one \(a = 3\)"):
+        load_recipe(tmp_path / "r.toml")
+    none = {name: {"path": name} for name in "abc"}
+    assert {s.weight for s in from_table(Recipe, {"sources": none}, "job").sources.values()} == {1.0}
+
+
 @each_key
 def test_every_key_has_a_documentation_sentence(cls: type, key: str) -> None:
     field = next(f for f in dataclasses.fields(cls) if f.name == key)
@@ -246,8 +334,8 @@ def test_the_paths_in_a_recipe_file_are_relative_to_it(tmp_path: Path, monkeypat
     file = tmp_path / "configs" / "r.toml"
     file.parent.mkdir()
     file.write_text(
-        'lanes = 4\n[sources.a]\npath = "../data/a"\n[sources.b]\npath = "/data/b"\nweight = 3\n'
-        '[sources.c]\npath = "hf://c"\n[sources.d]\npath = "~/d"\n',
+        'lanes = 4\n[sources.a]\npath = "../data/a"\nweight = 1\n[sources.b]\npath = "/data/b"\nweight = 3\n'
+        '[sources.c]\npath = "hf://c"\nweight = 1\n[sources.d]\npath = "~/d"\nweight = 1\n',
         "utf-8",
     )
     recipe = load_recipe(file)
@@ -261,9 +349,48 @@ def test_the_paths_in_a_recipe_file_are_relative_to_it(tmp_path: Path, monkeypat
     assert recipe.sources["b"].weight == 3.0
 
 
+def test_a_path_that_leads_nowhere_is_told_as_it_was_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "sub" / "r.toml"
+    stated = {
+        Origin.file(file).anchored(
+            "data/a"
+        ): f"file or folder '{tmp_path}/sub/data/a'.* It is stated as 'data/a' in '{file}'",
+        Origin.command_line().anchored("data/a"): f"'{tmp_path}/data/a'.* 'data/a' on the command line, .*'{tmp_path}'",
+        Origin.command_line().anchored("*.jsonl"): rf"'{tmp_path}/\*.jsonl'.* '\*.jsonl' on the command line, ",
+        "data/a": f"'data/a'.* A relative path is relative to the working folder, '{tmp_path}'",
+    }
+    for path, message in stated.items():
+        with pytest.raises(SourceError, match=message):
+            opened("x", SourceConfig(path=path))
+    absolute = Origin.file(file).anchored("/no/such/place")
+    with pytest.raises(SourceError, match=r"'/no/such/place'") as refusal:
+        opened("x", SourceConfig(path=absolute))
+    assert "is stated as" not in str(refusal.value)
+    (tmp_path / "a.jsonl").write_text("", "utf-8")
+    with pytest.raises(SourceError, match="are empty") as refusal:  # its path is right
+        opened("x", SourceConfig(path=Origin.command_line().anchored("a.jsonl")))
+    assert "is stated as" not in str(refusal.value)
+
+
+def test_a_stated_path_is_a_string_like_any_other() -> None:
+    path = Origin.command_line().anchored("data")
+    again = pickle.loads(pickle.dumps(path))
+    assert (again, again.hint) == (path, path.hint) == (str(path), path.hint)
+    assert repr(SourceConfig(path=path)) == repr(SourceConfig(path=str(path)))
+
+
+def test_a_job_in_place_of_a_recipe_is_answered_with_the_commands_for_a_job(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("[zephon]\nlanes = 4\n", "utf-8")
+    with pytest.raises(
+        ConfigError, match=r"is a job, not a recipe.*explain .*job\.toml, or check .*--job\.config_file"
+    ):
+        load_recipe(tmp_path / "job.toml")
+
+
 @pytest.mark.parametrize("table", [{}, {"sources": 3}, {"sources": {"a": 3}}, {"sources": {"a": {"path": 3}}}], ids=str)
-def test_what_is_no_source_table_is_left_for_the_check_to_refuse(table: dict[str, Any], tmp_path: Path) -> None:
-    assert anchor_paths(table, tmp_path) == table
+def test_what_is_no_source_table_is_left_for_the_check_to_refuse(table: dict[str, Any]) -> None:
+    assert anchor_paths(table, Origin.command_line()) == table
 
 
 @pytest.mark.parametrize(

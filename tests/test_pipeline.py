@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import torchtitan_zephon
-from tests.scenarios import SEQ_LEN, corpus, global_batches, rank_steps, small_pipeline, tokenizer_folder
+from tests.scenarios import BOS, EOS, SEQ_LEN, corpus, global_batches, rank_steps, small_pipeline, tokenizer_folder
 from torchtitan_zephon import (
     ConfigError,
     Dataset,
@@ -195,9 +196,25 @@ def test_explain_says_the_plan_in_words_and_numbers(sources: Sources) -> None:
         "source 'alpha': 50.0% of tokens; 3 jsonl shards",
         "source 'beta': 25.0% of tokens; 1 parquet shards",
         "map tidy-v1",
+        f"a document is read as  {BOS} text {EOS}  (BOS by tokenizer_config.json, EOS by tokenizer_config.json)",
         f"pack wrap to {SEQ_LEN} tokens, labels within each document; flush every 12 sequences",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_a_tokenizer_that_ends_no_document_is_warned_of_once_by_rank_0(
+    runner: Any, sources: Sources, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchtitan_zephon.program._said", set())
+    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    pipeline = small_pipeline(sources, tokenizer=tmp_path).options(runner=runner)
+    for rank, expected in ((1, 0), (0, 1), (0, 1)):
+        stream = pipeline.for_rank(rank, 2)
+        next(iter(stream))
+        stream.close()
+        said = [r.message for r in caplog.records if "nothing ends a document" in r.message]
+        assert len(said) == expected
 
 
 # ---- functions
@@ -264,3 +281,14 @@ def test_every_public_name_is_listed_and_there() -> None:
     assert sorted(torchtitan_zephon.__all__) == torchtitan_zephon.__all__
     assert all(hasattr(torchtitan_zephon, name) for name in torchtitan_zephon.__all__)
     assert issubclass(torchtitan_zephon.ZephonError, ValueError)
+
+
+def test_explain_says_which_files_are_read_and_which_are_not(sources: Sources) -> None:
+    (sources["alpha"] / "README.md").touch()
+    (sources["alpha"] / "latest.jsonl").symlink_to("part-2.jsonl")
+    text = small_pipeline({**sources, "again": sources["alpha"] / "part-0.jsonl"}).explain()
+    folder = str(sources["alpha"])
+    assert f"\n    read from {folder!r}: 'latest.jsonl', 'part-0.jsonl', 'part-1.jsonl'\n" in text
+    assert "\n    left out: 1 second name of a file that is read: 'part-2.jsonl' (is 'latest.jsonl'); " in text
+    assert "; 1 of another type: 'README.md'\n" in text
+    assert f"\n  {folder + '/part-0.jsonl'!r} is read by both 'again' and 'alpha'\n" in text

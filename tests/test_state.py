@@ -462,7 +462,7 @@ def test_changed_recipes_are_refused_field_by_field() -> None:
         "lanes: 8 -> 16",
         "old: null -> (absent)",
         "sources.news: (absent) -> {}",
-        "sources.wiki.weight: 0.5 -> 0.7",
+        "sources.wiki.weight: 50 % of tokens -> 70 %",
     ]
     assert "\n    lanes: 8 -> 16\n" in str(refusal.value)
 

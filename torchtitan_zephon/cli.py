@@ -7,16 +7,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import check
+from . import __version__, check
+from .check.sources import seq_len_of, tokenizer_of
 from .check.text import check_text
-from .config import load_recipe, load_toml
-from .errors import ConfigError, ZephonError
+from .config import RunSettings, is_job, load_recipe
+from .errors import ConfigError, Problems, ZephonError
 from .ledger import read_ledger
-from .ops.tokenize import load_tokenizer
-from .program import compile_program
+from .ops.tokenizer_files import load_tokenizer
+from .program import STREAM_FORMAT, Program, compile_program
+from .state import FORMAT
 from .titan import GENERATIONS, STOCK
-from .titan.job import parse_job
+from .titan.job import parse_job, read_job
+from .toml_files import load_toml
 from .verify import verify
+
+VERSION = f"torchtitan-zephon {__version__} (stream format {STREAM_FORMAT}, state format {FORMAT})"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="torchtitan-zephon", description=__doc__)
+    parser.add_argument("--version", action="version", version=VERSION)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     sub = commands.add_parser("verify", help="are two ledgers, or two checkpoints, of the same stream?")
     sub.add_argument("a", type=Path, metavar="A", help="ledger folder, dump folder, or checkpoint folder (step-N)")
@@ -42,10 +48,17 @@ def _parser() -> argparse.ArgumentParser:
     sub = commands.add_parser("ledger", help="print the SHA-256 of every global batch of a run")
     sub.add_argument("folder", type=Path)
     sub.set_defaults(run=_ledger)
-    sub = commands.add_parser("explain", help="print the compiled plan of a recipe (configs/*.toml)")
-    sub.add_argument("recipe", type=Path)
-    sub.add_argument("--tokenizer", required=True, help="folder, tokenizer.json, or hub name")
-    sub.add_argument("--seq-len", type=int, default=2048)
+    sub = commands.add_parser(
+        "explain",
+        help="print the compiled plan of a job or a recipe, and which tokenizer back-end it is on",
+        usage="torchtitan-zephon explain JOB.toml [--section.key value ...]\n"
+        "       torchtitan-zephon explain RECIPE.toml --tokenizer FOLDER [--seq-len 2048]",
+        allow_abbrev=False,
+    )
+    sub.add_argument("file", metavar="FILE.toml", help="job (train_configs/*.toml) or recipe (configs/*.toml)")
+    sub.add_argument("--tokenizer", help="of a recipe: folder, tokenizer.json, or hub name")
+    sub.add_argument("--seq-len", type=int, help="of a recipe: tokens of a sequence; 2048 if not given")
+    sub.add_argument("--torchtitan", choices=GENERATIONS, help="release of a job; the installed one if not given")
     sub.set_defaults(run=_explain)
     sub = commands.add_parser(
         "check",
@@ -64,12 +77,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words of the command itself, and a checked job's overrides (``--section.key value``)."""
+    """The words of the command itself, and a job's overrides (``--section.key value``)."""
     own: list[str] = []
     overrides: list[str] = []
     target = own
     for word in words:
-        if word.startswith("--") and words[0] == "check":
+        if word.startswith("--") and words[0] in ("check", "explain"):
             target = overrides if "." in word.partition("=")[0] else own
         target.append(word)
         if not word.startswith("--") or "=" in word:
@@ -86,8 +99,9 @@ def _degrees(text: str) -> list[int]:
 
 def _check(options: argparse.Namespace) -> int:
     release = check.find_release(options.torchtitan)
-    job = parse_job([f"--job.config_file={options.job}", *options.overrides], STOCK[release.version])
-    report = check.check(job, release, options.dp, options.checkpoint)
+    problems = Problems()
+    job = read_job([f"--job.config_file={options.job}", *options.overrides], STOCK[release.version], problems)
+    report = check.check(job, release, options.dp, options.checkpoint, problems)
     print(check_text(report))
     return 0 if report.good else 1
 
@@ -106,17 +120,42 @@ def _ledger(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    if "zephon" in load_toml(options.recipe):
-        raise ConfigError(f"{str(options.recipe)!r} is a job, not a recipe; use: torchtitan-zephon check JOB.toml.")
-    recipe = load_recipe(options.recipe)
+    program = _job_program(options) if is_job(load_toml(options.file)) else _recipe_program(options)
+    print(program.explain())
+    return 0
+
+
+def _job_program(options: argparse.Namespace) -> Program:
+    if options.tokenizer is not None or options.seq_len is not None:
+        raise ConfigError(
+            f"{options.file!r} is a job, which names its tokenizer and its sequence length itself; --tokenizer and "
+            "--seq-len are for recipes. To try others: --model.hf_assets_path FOLDER, --training.seq_len 2048."
+        )
+    version = check.find_release(options.torchtitan).version
+    job = parse_job([f"--job.config_file={options.file}", *options.overrides], STOCK[version])
+    tokenizer = tokenizer_of(job, job.recipe)
+    return compile_program(
+        job.recipe, seq_len_of(job, version, training=True), tokenizer, backend=job.settings.tokenizer_backend
+    )
+
+
+def _recipe_program(options: argparse.Namespace) -> Program:
+    recipe = load_recipe(options.file)
+    if options.overrides:
+        raise ConfigError(f"{options.overrides[0]} is for a job, and {options.file!r} is a recipe; edit it instead.")
+    if options.tokenizer is None:
+        raise ConfigError(
+            f"{options.file!r} is a recipe, which names no tokenizer: add --tokenizer FOLDER. Or explain the job that "
+            "reads it: torchtitan-zephon explain JOB.toml."
+        )
     tokenizer = load_tokenizer(
         options.tokenizer,
         add_bos=recipe.add_bos,
         add_eos=recipe.add_eos,
         special_tokens_in_text=recipe.special_tokens_in_text,
     )
-    print(compile_program(recipe, options.seq_len, tokenizer).explain())
-    return 0
+    seq_len = 2048 if options.seq_len is None else options.seq_len
+    return compile_program(recipe, seq_len, tokenizer, backend=RunSettings().tokenizer_backend)
 
 
 if __name__ == "__main__":

@@ -4,21 +4,22 @@ What flows in: a mapping (a TOML table, or keyword arguments). What flows out: a
 (everything that decides the stream) and ``RunSettings`` (everything that does not). The split
 is the promise: two jobs with equal recipes deliver the same bytes whatever their run settings.
 A key that is unknown, misspelt, of the wrong type or out of range is an error that names the
-key, the value and the way out; nothing is ignored.
+key, the value and the way out; nothing is ignored. All errors of a table are told at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from .errors import ConfigError, nearest
+from .errors import ConfigError, Problems, nearest
+from .toml_files import Origin, anchor_paths, load_toml
 
 T = TypeVar("T")
 
@@ -36,7 +37,9 @@ class SourceConfig:
     """One named source: ``[zephon.sources.NAME]``."""
 
     path: str = setting("", "File, folder or glob of JSONL or Parquet; relative to the TOML file.")
-    weight: float = setting(1.0, "Share of tokens, relative to the other weights; above 0.")
+    weight: float = setting(
+        1.0, "Share of tokens, relative to the other weights; above 0. Give one to every source, or to none."
+    )
     field: str = setting("text", "Name of the record's text field (JSONL) or column (Parquet).")
 
 
@@ -89,7 +92,7 @@ class Recipe:
     )
     estimate_bytes: int = setting(
         512 * 1024,
-        "Bytes of each source that are tokenised once, when the stream begins, to measure its tokens per byte.",
+        "Tokens per byte of each source are measured when the stream begins, at one place for every 4 KiB of this.",
         low=1,
         high=2**32,
     )
@@ -151,41 +154,85 @@ class RunSettings:
 
 
 def check_fields(config: Any, where: str) -> None:
-    """Raise ``ConfigError`` for the first field of ``config`` of another type, choice or range."""
+    """Raise ``ConfigError`` for the fields of ``config`` that are of another type, choice or range."""
     hints = typing.get_type_hints(type(config))
+    problems = Problems()
     for f in dataclasses.fields(config):
-        value = coerce(getattr(config, f.name), hints[f.name], f"{where}: {f.name}")
-        low, high = f.metadata.get("low"), f.metadata.get("high")
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            continue
-        if (low is not None and value < low) or (high is not None and value > high):
-            allowed = f"{low} or more" if high is None else f"{low} to {high}"
-            raise ConfigError(f"{where}: {f.name} = {value!r} is out of range; allowed: {allowed}.")
+        with problems:
+            check_range(f, coerce(getattr(config, f.name), hints[f.name], f"{where}: {f.name}"), f"{where}: {f.name}")
+    problems.refuse()
+
+
+def check_range(field: dataclasses.Field[Any], value: Any, where: str) -> None:
+    """Raise ``ConfigError`` for a number that ``field`` does not allow."""
+    low, high = field.metadata.get("low"), field.metadata.get("high")
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return
+    if (low is not None and value < low) or (high is not None and value > high):
+        allowed = f"{low} or more" if high is None else f"{low} to {high}"
+        raise ConfigError(f"{where} = {value!r} is out of range; allowed: {allowed}.")
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
     """Raise ``ConfigError`` unless every weight is a finite number above zero."""
+    problems = Problems()
     for name, weight in weights.items():
         if not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight <= 0:
-            raise ConfigError(
+            problems.note(
                 f"mixture: the weight of source {name!r} is {weight!r}; a weight is a finite number "
                 "above 0 (a share of tokens; they need not add up to 1). To leave a source out, "
                 "remove it."
             )
+    problems.refuse()
+
+
+def check_all_weighted(sources: Any, where: str) -> None:
+    """Raise ``ConfigError`` where some of the tables ``sources`` state a weight and others do not."""
+    tables = {n: t for n, t in sources.items() if isinstance(t, Mapping)} if isinstance(sources, Mapping) else {}
+    stated = {name: table["weight"] for name, table in tables.items() if "weight" in table}
+    known = {f.name for f in dataclasses.fields(SourceConfig)}  # a misspelt weight is told as that
+    missing = [repr(name) for name, table in tables.items() if name not in stated and table.keys() <= known]
+    if stated and missing:
+        others = ", ".join(f"{name} = {weight!r}" for name, weight in stated.items())
+        raise ConfigError(
+            f"{where}.sources: there is no weight for {', '.join(missing)}, and other sources have one ({others}). A "
+            "weight is a share of tokens beside those of the others, so none can be assumed. Give each source a "
+            "weight; or give none, and all shares are equal."
+        )
 
 
 def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     """Build the settings dataclass ``cls`` from a TOML table, refusing what does not fit.
 
-    Raises ``ConfigError`` naming ``where.key``, the value, and the nearest valid key or type.
+    Raises ``ConfigError`` naming ``where.key``, the value, and the nearest valid key or type, for every key.
     """
+    problems = Problems()
+    settings = read_table(cls, table, where, problems)
+    problems.refuse()
+    return settings
+
+
+def read_table(cls: type[T], table: Mapping[str, Any], where: str, problems: Problems) -> T:
+    """The same, but what does not fit is noted in ``problems`` and left at its default."""
     hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, value in table.items():
-        if key not in hints:
-            raise ConfigError(f"{where}.{key}: no such key. {nearest(key, hints)}")
-        values[key] = coerce(value, hints[key], f"{where}.{key}")
-    return cls(**values)
+        with problems:
+            if key not in fields:
+                raise ConfigError(f"{where}.{key}: no such key. {nearest(key, fields)}")
+            taken = _coerced(value, hints[key], f"{where}.{key}", problems)
+            check_range(fields[key], taken, f"{where}.{key}")
+            values[key] = taken
+    if cls is Recipe:
+        with problems:
+            check_all_weighted(table.get("sources"), where)
+    with problems:
+        return cls(**values)
+    for left_out in values:  # keys that are right alone and wrong together: all but one of them
+        with suppress(ConfigError):
+            return cls(**{key: value for key, value in values.items() if key != left_out})
+    return cls()
 
 
 def coerce(value: Any, hint: Any, where: str) -> Any:
@@ -193,9 +240,19 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
 
     Raises ``ConfigError`` if it is of another type; an int is accepted where a float is asked.
     """
+    problems = Problems()
+    result = None
+    with problems:
+        result = _coerced(value, hint, where, problems)
+    problems.refuse()
+    return result
+
+
+def _coerced(value: Any, hint: Any, where: str, problems: Problems) -> Any:
+    """The same; what is wrong inside a list, dict or dataclass is noted in ``problems`` and left out."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return coerce(value, args[0], where)
+        return _coerced(value, args[0], where, problems)
     if hint is Any:
         return value
     if origin is Literal:
@@ -215,11 +272,13 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
                 if option is options[-1]:
                     raise
     if origin is list and isinstance(value, list):
-        return [coerce(v, args[0] if args else Any, f"{where}[{i}]") for i, v in enumerate(value)]
+        items = {f"[{i}]": v for i, v in enumerate(value)}
+        return list(_each(items, args[0] if args else Any, where, problems).values())
     if origin is dict and isinstance(value, Mapping):
-        return {k: coerce(v, args[1], f"{where}.{k}") for k, v in value.items()}
+        items = {f".{k}": v for k, v in value.items()}
+        return {k[1:]: v for k, v in _each(items, args[1], where, problems).items()}
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        return from_table(hint, value, where)  # type: ignore[arg-type]
+        return read_table(hint, value, where, problems)  # type: ignore[arg-type]
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
@@ -228,38 +287,36 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
     raise ConfigError(f"{where} = {value!r} is a {type(value).__name__}; expected {name}.")
 
 
-def load_toml(path: str | Path) -> dict[str, Any]:
-    """The parsed TOML file; ``ConfigError`` if it is missing or malformed."""
-    try:
-        with open(path, "rb") as f:
-            return tomllib.load(f)
-    except FileNotFoundError:
-        raise ConfigError(f"no such TOML file: {str(path)!r} (from {str(Path.cwd())!r}).") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{str(path)!r} is not valid TOML: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+def _each(items: Mapping[str, Any], hint: Any, where: str, problems: Problems) -> dict[str, Any]:
+    """The values of ``items`` as ``hint``, without those that are not; a key is what follows ``where`` in an error."""
+    taken: dict[str, Any] = {}
+    for place, value in items.items():
+        with problems:
+            taken[place] = _coerced(value, hint, f"{where}{place}", problems)
+    return taken
 
 
-def anchor_paths(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """``table`` with relative source paths made absolute against ``folder``, their file's own."""
-    sources = table.get("sources")
-    if not isinstance(sources, Mapping):
-        return dict(table)
-    anchored = {
-        name: {**source, "path": _anchor(source["path"], folder)}
-        if isinstance(source, Mapping) and isinstance(source.get("path"), str) and source["path"]
-        else source
-        for name, source in sources.items()
-    }
-    return {**table, "sources": anchored}
+JOB_TABLES = ("zephon", "model", "training", "job")
+"""Tables of which every job has one, and a recipe none."""
 
 
-def _anchor(path: str, folder: Path) -> str:
-    return path if "://" in path else str(folder / Path(path).expanduser())
+def is_job(table: Mapping[str, Any]) -> bool:
+    """Whether a TOML file is a job, and not a recipe."""
+    return any(isinstance(table.get(name), Mapping) for name in JOB_TABLES)
 
 
 def load_recipe(path: str | Path) -> Recipe:
     """A recipe from a ``configs/*.toml`` file: the keys of ``Recipe`` at top level."""
-    table = anchor_paths(load_toml(path), Path(path).resolve().parent)
-    return from_table(Recipe, table, str(path))
+    return from_table(Recipe, recipe_table(path), str(path))
+
+
+def recipe_table(path: str | Path) -> dict[str, Any]:
+    """The table of a recipe file, its source paths anchored. Raises ``ConfigError``, also for a job."""
+    table = load_toml(path)
+    if is_job(table):
+        raise ConfigError(
+            f"{str(path)!r} is a job, not a recipe: it has sections, and a recipe has the keys of [zephon] at its top "
+            f"level. To look at a job: torchtitan-zephon explain {path}, or check {path}. To train it: torchrun ... "
+            f"-m torchtitan_zephon.train --job.config_file {path}."
+        )
+    return anchor_paths(table, Origin.file(path))

@@ -26,9 +26,17 @@ from collections.abc import Iterable
 class ZephonError(ValueError):
     """Base of all errors raised on purpose by this package."""
 
+    of_all_ranks = False
+    """Whether every rank of the job raises the same error at the same place."""
+
 
 class ConfigError(ZephonError):
-    """A setting that cannot work, or a key that does not exist."""
+    """A setting that cannot work, or a key that does not exist; ``ConfigError(a, b)`` tells of two such problems."""
+
+    def __str__(self) -> str:
+        return (
+            str(self.args[0]) if len(self.args) == 1 else f"there are {len(self.args)} problems.{numbered(self.args)}"
+        )
 
 
 class SourceError(ZephonError):
@@ -69,6 +77,42 @@ class RecipeChangedError(StateError):
 
 class ReplayError(StateError):
     """The data replayed during a restore is not what was trained on."""
+
+
+class Problems:
+    """What independent checks refuse, each problem once, so that a user hears of all of them at once.
+
+    ``with problems: check()`` notes the ``ZephonError`` of one check and continues behind it.
+    """
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def __enter__(self) -> Problems:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, ZephonError):
+            return False
+        for text in error.args if isinstance(error, ConfigError) else (str(error),):
+            self.note(text)
+        return True
+
+    def note(self, text: str) -> int:
+        """Add a problem unless it is known. Returns its number, from 1."""
+        if text not in self.texts:
+            self.texts.append(text)
+        return self.texts.index(text) + 1
+
+    def refuse(self) -> None:
+        """Raise one ``ConfigError`` of all problems, if there are any."""
+        if self.texts:
+            raise ConfigError(*self.texts)
+
+
+def numbered(texts: Iterable[str]) -> str:
+    """Each text on a line of its own, numbered from 1."""
+    return "".join(f"\n{n}. {text}" for n, text in enumerate(texts, 1))
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

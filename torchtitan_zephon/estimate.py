@@ -26,21 +26,23 @@ LARGE_PART, LARGE_RECORD_BYTES = 0.1, 256 * 1024
 LARGE_ERROR = 0.05
 """An estimate with a larger error is pointed out."""
 
-Count = Callable[[list[Chunk]], list[tuple[float, float]]]
-"""Tokens in each range of records, and those of them that can be an input."""
+Count = Callable[[list[Chunk]], tuple[list[tuple[float, float]], str]]
+"""Tokens in each range of records, and those of them that can be an input; what the tokenizer loses, in words."""
 
 
 class Estimate(NamedTuple):
     """``tokens_per_mib`` of planned bytes. ``error``: two standard errors, relative. ``largest_record``: what
-    part of the source the largest record at a place is; 0 if it is no larger than a chunk."""
+    part of the source the largest record at a place is; 0 if it is no larger than a chunk. ``loss``: what the tokenizer
+    was seen to lose, in words; empty if nothing."""
 
     tokens_per_mib: int
     error: float
     largest_record: float
+    loss: str = ""
 
     def warnings(self, name: str) -> list[str]:
         """What makes the shares of source ``name`` uneven, a sentence each."""
-        found = []
+        found = [f"source {name!r}: {self.loss}"] if self.loss else []
         if self.largest_record > LARGE_PART:
             found.append(
                 f"source {name!r}: one record is about {self.largest_record:.0%} of it. A record is read whole by one "
@@ -78,7 +80,8 @@ def estimate(s: int, source: Source, estimate_bytes: int, count: Count) -> Estim
         ranges.append(Chunk(s, 0, len(ranges), piece, start, stop, 0))
         held.append(1)
     planned = np.maximum(1, _planned_bytes(source, ranges))
-    tokens, usable = np.array(count(ranges)).T
+    counts, loss = count(ranges)
+    tokens, usable = np.array(counts).T
     if not usable.any():
         raise SourceError(
             f"source {source.name!r}: no usable document in a sample of {len(ranges)} places "
@@ -91,6 +94,7 @@ def estimate(s: int, source: Source, estimate_bytes: int, count: Count) -> Estim
         tokens_per_mib=max(1, round(mean * 2**20)),
         error=2 * spread / mean,
         largest_record=float(planned.max() / pieces.sizes.sum()) if planned.max() > LARGE_RECORD_BYTES else 0.0,
+        loss=loss,
     )
 
 

@@ -14,13 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .config import Recipe, RunSettings, SourceConfig
-from .errors import ConfigError, nearest
-from .ops.tokenize import load_tokenizer
+from .errors import ConfigError, Problems, nearest
+from .ops.tokenizer_files import load_tokenizer
 from .plan.layout import Layout
 from .program import Program, compile_program
 from .read.records import Function
 from .records import Batch, Record
+from .run.agree import Exchange, agree, alone
 from .run.process import open_stream
+from .run.statement import statement
 from .run.stream import RankStream
 
 
@@ -62,16 +64,18 @@ class StaticMixtureWorkSource:
 
     def __post_init__(self) -> None:
         names = [d.name for d in self.datasets]
-        if doubled := sorted({n for n in names if names.count(n) > 1}):
-            raise ConfigError(f"two datasets are named {doubled[0]!r}; a name identifies a source.")
-        for name in self.mixture:
+        problems = Problems()
+        for name in sorted({n for n in names if names.count(n) > 1}):
+            problems.note(f"two datasets are named {name!r}; a name identifies a source.")
+        for name, weight in self.mixture.items():
             if name not in names:
-                raise ConfigError(
-                    f"mixture: the weight {self.mixture[name]!r} names {name!r}, which is no dataset. "
-                    f"{nearest(name, names)}"
+                problems.note(
+                    f"mixture: the weight {weight!r} names {name!r}, which is no dataset. {nearest(name, names)}"
                 )
-        if missing := [n for n in names if n not in self.mixture]:
-            raise ConfigError(f"mixture: dataset {missing[0]!r} has no weight; give it one, or leave the dataset out.")
+        for name in names:
+            if name not in self.mixture:
+                problems.note(f"mixture: dataset {name!r} has no weight; give it one, or leave the dataset out.")
+        problems.refuse()
 
     def recipe(self) -> Recipe:
         """The part of the recipe that is said here; stages and options add the rest."""
@@ -193,8 +197,14 @@ class Pipeline:
 
     # ---- use
 
-    def for_rank(self, dp_rank: int, dp_degree: int, *, local_batch_size: int | None = None) -> RankStream:
-        """The share of one data-parallel rank of the same stream."""
+    def for_rank(
+        self, dp_rank: int, dp_degree: int, *, local_batch_size: int | None = None, exchange: Exchange = alone
+    ) -> RankStream:
+        """The share of one data-parallel rank of the same stream.
+
+        ``exchange``: how the processes of a job compare, here and before the first batch, what each is going to read;
+        such as ``torchtitan_zephon.torch_exchange.torch_exchange``. Then all of them must call this together.
+        """
         local = self._stage("batch", "_local_batch_size") if local_batch_size is None else local_batch_size
         lanes = self._recipe.lanes
         layout = Layout(
@@ -205,7 +215,8 @@ class Pipeline:
             local_batch_size=local,
             shared_lanes=self._settings.shared_lanes,
         )
-        return open_stream(self._compiled(), layout, self._settings)
+        program = agree(exchange, self._compiled, lambda program: statement(program, layout))
+        return open_stream(program, layout, self._settings, exchange=exchange)
 
     def explain(self) -> str:
         """The compiled plan in words and numbers; opens the sources, reads none of their text but the sample hash."""

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .cache import cached, counts_of
-from .config import Recipe
-from .errors import ConfigError
+from .config import Recipe, SourceConfig
+from .errors import ConfigError, SourceError
 from .estimate import Estimate, estimate
 from .lane import LaneProgram, usable
 from .ops import fast
@@ -27,12 +29,13 @@ from .plan.chunking import Chunk, ChunkTable, cut
 from .plan.cursor import Dealt, Endless, LanePlan, lane_offsets, order_keys
 from .plan.deal import cut_pass, deal
 from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
-from .read.files import Manifest
+from .read.files import Manifest, shared_files
 from .read.ids import ordered
 from .read.records import Function, Source
 from .read.sources import open_source
 from .records import Texts, Tokens
 from .state import recipe_hash
+from .toml_files import StatedPath
 
 STREAM_FORMAT = 2
 """Version of the order itself: golden hashes change only together with it."""
@@ -41,6 +44,8 @@ SAMPLED_CHARACTERS = 8192
 """Of one text, when tokens per byte are measured; the rest of a longer one is taken to be like it."""
 WEIGHED_BYTES = 2**30
 """A source up to this size is dealt, in a pass, by what its chunks really hold; a larger one by their planned sizes."""
+logger = logging.getLogger(__name__)
+_said: set[str] = set()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,14 +104,14 @@ class Program:
             for s, source in enumerate(self.sources)
         )
 
-    def _count(self, s: int, chunks: list[Chunk]) -> list[tuple[float, float]]:
-        """Tokens in each of ``chunks``, and those that can be an input."""
+    def _count(self, s: int, chunks: list[Chunk]) -> tuple[list[tuple[float, float]], str]:
+        """Tokens in each of ``chunks``, and those that can be an input; what the tokenizer loses of them, in words."""
 
         def count(tokens: Tokens) -> tuple[int, int]:
             return len(tokens.ids), usable(tokens, self.recipe.label_shift)
 
         if self.sources[s].holds_ids:
-            return [count(self.work(chunk)) for chunk in chunks]
+            return [count(self.work(chunk)) for chunk in chunks], ""
 
         def tokenized() -> list[tuple[int, int]]:
             for texts in samples:
@@ -125,7 +130,20 @@ class Program:
         parts = [texts.num_characters / max(1, cut.num_characters) for texts, cut in zip(whole, samples, strict=True)]
         sizes = [cut.num_characters + len(cut.texts) for cut in samples]
         found = cached("estimate", key, tokenized, counts_of(sizes))
-        return [(tokens * part, inputs * part) for (tokens, inputs), part in zip(found, parts, strict=True)]
+        counts = [(tokens * part, inputs * part) for (tokens, inputs), part in zip(found, parts, strict=True)]
+        return counts, self.tokenize.losses([text for texts in samples for text in texts.texts])
+
+    def warn(self, estimates: Iterable[Estimate] = ()) -> None:
+        """Log what is likely not meant, though it can be trained on; each sentence once in a process.
+
+        ``estimates``: as ``measure`` gave them; without them only what is known unmeasured is said.
+        """
+        found = unended(self.recipe, self.tokenize)
+        found += [text for name, e in zip(self.names, estimates, strict=False) for text in e.warnings(name)]
+        for text in found:
+            if text not in _said:
+                _said.add(text)
+                logger.warning("zephon: %s", text)
 
     def lanes(self, numbers: Iterable[int], tokens_per_mib: Seq[int]) -> dict[int, LaneProgram]:
         """The programs of the lanes ``numbers``."""
@@ -196,12 +214,14 @@ class Program:
                 f"{len(manifest.shards)} {kind}, {num_bytes:,} bytes; {table.num_chunks:,} chunks of "
                 f"{table.typical_chunk_bytes:,} bytes, {table.num_chunks / r.lanes:.1f} a lane and epoch"
             )
+            lines += [f"    {line}" for line in manifest.files_text().splitlines()]
+        lines += [f"  {text}" for text in shared_files([(repr(s.name), s.reader.manifest) for s in self.sources])]
         lines += [f"  {f.kind} {f.identity}" for f in self.functions]
-        spec = self.tokenize.spec
         lines += [
             f"  tokenize field {', '.join(sorted({repr(s.field) for s in self.sources}))}: largest id "
-            f"{self.tokenize.largest_id()}, bos {spec.add_bos}, eos {spec.add_eos}, special tokens in text "
-            f"{spec.special_tokens_in_text}; by {self.tokenize.backend_text}",
+            f"{self.tokenize.largest_id()}, special tokens in text {self.tokenize.spec.special_tokens_in_text}; by "
+            f"{self.tokenize.backend_text}",
+            f"  a document is read as  {self.tokenize.document}  ({self.tokenize.spec.roles})",
             f"  pack {r.pack} to {self.seq_len} tokens, labels within each {r.label_shift}; flush every "
             f"{r.flush_every_sequences} sequences a lane",
             f"  shuffle: chunks {r.shuffle_chunks}, records {r.shuffle_records}, buffer "
@@ -225,7 +245,7 @@ def compile_program(
             "the recipe names no source; add a table for each, such as\n"
             '    [zephon.sources.wiki]\n    path = "data/wiki"\n    weight = 1.0'
         )
-    sources = tuple(open_source(n, recipe.sources[n].path, recipe.sources[n].field) for n in sorted(recipe.sources))
+    sources = tuple(opened(name, recipe.sources[name]) for name in sorted(recipe.sources))
     how = cut if recipe.repeat else cut_pass
     tables = tuple(how(i, s.reader.pieces(), recipe.chunk_bytes, recipe.lanes) for i, s in enumerate(sources))
     identity = _identity(recipe, seq_len, sources, tokenizer, functions)
@@ -238,6 +258,20 @@ def compile_program(
         functions=functions,
         identity=identity,
     )
+
+
+def opened(name: str, source: SourceConfig) -> Source:
+    """The open source ``name``. Raises ``SourceError``; where its path leads nowhere, with how that was stated."""
+    try:
+        return open_source(name, source.path, source.field)
+    except SourceError as error:
+        path = Path(source.path)
+        if path.exists():
+            raise
+        hint = source.path.hint if isinstance(source.path, StatedPath) else ""
+        if not hint and not path.is_absolute():
+            hint = f"A relative path is relative to the working folder, {str(Path.cwd())!r}."
+        raise SourceError(f"{error} {hint}".rstrip()) from None
 
 
 def _identity(
@@ -288,6 +322,17 @@ def _chunk_bytes(source: Source, table: ChunkTable) -> np.ndarray:
         return np.concatenate([source.weigh(piece, b) for piece, b in enumerate(borders)])
     sizes, units = table.pieces.sizes, table.pieces.units
     return np.concatenate([np.diff(b) * sizes[p] // max(1, units[p]) for p, b in enumerate(borders)])
+
+
+def unended(recipe: Recipe, tokenize: Tokenize) -> list[str]:
+    """A warning if nothing ends a document, though the recipe wants it to."""
+    if not recipe.add_eos or tokenize.around[1]:
+        return []
+    return [
+        f"nothing ends a document ({tokenize.spec.roles}): one is read as  {tokenize.document}, so "
+        "the model cannot learn where one ends. Name the token that does, as eos_token in the "
+        "tokenizer_config.json beside tokenizer.json; or set add_eos = false if this is meant."
+    ]
 
 
 def _shuffle_seed(recipe: Recipe) -> int:

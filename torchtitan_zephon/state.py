@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .changes import recipe_changes
 from .errors import RecipeChangedError, StateError
 from .plan.cursor import Cursor
 from .records import Tokens
@@ -249,31 +249,10 @@ def check_recipe(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
         )
 
 
-def recipe_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """``field: saved -> current`` for each field in which the recipes differ."""
-    old, new = _flat(saved), _flat(json.loads(canonical(current)))
-    absent = "(absent)"
-    return [
-        f"{name}: {old.get(name, absent)} -> {new.get(name, absent)}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name, absent) != new.get(name, absent)
-    ]
-
-
 def listed(changes: list[str]) -> str:
     """The first dozen of ``changes``, a line each."""
     shown = changes[:12] + ([f"and {len(changes) - 12} more"] if len(changes) > 12 else [])
     return "".join(f"\n    {change}" for change in shown)
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, str]:
-    if isinstance(value, Mapping) and value:
-        return {
-            k: v
-            for name, inner in value.items()
-            for k, v in _flat(inner, f"{prefix}.{name}" if prefix else str(name)).items()
-        }
-    return {prefix: json.dumps(value)}
 
 
 def _pack_tokens(tokens: Tokens) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from tokenizers import models, pre_tokenizers, processors
 
 from tests.scenarios import BOS, EOS, texts_of, tokenizer_folder
 from torchtitan_zephon import TokenizerError
-from torchtitan_zephon.ops.tokenize import Tokenize, TokenizerSpec, check_vocabulary, load_tokenizer, spec_of
+from torchtitan_zephon.ops import tokenizer_files
+from torchtitan_zephon.ops.tokenize import Tokenize, TokenizerSpec, check_vocabulary
+from torchtitan_zephon.ops.tokenizer_files import load_tokenizer
 from torchtitan_zephon.records import Balance, Texts
 
 WORDS = {BOS: 0, EOS: 1, "[UNK]": 2, "a": 3, "b": 4, "c": 70_000}
@@ -32,6 +35,12 @@ def word_tokenizer(bos: bool = False, eos: bool = False) -> tokenizers.Tokenizer
             single=" ".join(template), special_tokens=[(BOS, 0), (EOS, 1)]
         )
     return tokenizer
+
+
+def spec_of(tokenizer: tokenizers.Tokenizer, config: Any, **settings: bool) -> TokenizerSpec:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+        return tokenizer_files.spec_of(tokenizer, Path(folder), **settings)  # type: ignore[arg-type]
 
 
 def texts(*items: str, shard: int = 0) -> Texts:

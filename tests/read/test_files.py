@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.scenarios import write_jsonl, write_parquet
 from torchtitan_zephon import SourceError
-from torchtitan_zephon.read import files
-from torchtitan_zephon.read.files import list_source
+from torchtitan_zephon.read.files import list_source, shared_files
 
 NAMES = ["part-2.jsonl", "part-10.jsonl", "Zebra.jsonl", "a/b.jsonl", "a.jsonl", "a-b.jsonl", "ä.jsonl", "東.jsonl"]
 BYTEWISE = ["Zebra.jsonl", "a-b.jsonl", "a.jsonl", "a/b.jsonl", "part-10.jsonl", "part-2.jsonl", "ä.jsonl", "東.jsonl"]
@@ -34,23 +32,18 @@ def test_shards_are_in_bytewise_order_of_their_relative_path(folder: Path) -> No
     assert names_of(folder) == BYTEWISE
 
 
-@pytest.mark.parametrize("turn", [slice(None, None, -1), slice(None)])
+@pytest.mark.parametrize("backwards", [True, False])
 def test_the_order_does_not_depend_on_the_order_of_the_listing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, turn: slice
+    folder: Path, monkeypatch: pytest.MonkeyPatch, backwards: bool
 ) -> None:
-    walk, globbed = os.walk, glob.glob
+    scandir = os.scandir
 
-    def other_walk(root: Any, **kwargs: Any) -> Iterator[tuple[str, list[str], list[str]]]:
-        for path, folders, found in walk(root, **kwargs):
-            folders.sort()
-            folders[:] = folders[turn]
-            yield path, folders, sorted(found)[turn]
+    @contextmanager
+    def other_scandir(path: str) -> Iterator[list[os.DirEntry[str]]]:
+        with scandir(path) as entries:
+            yield sorted(entries, key=lambda entry: entry.name, reverse=backwards)
 
-    def other_glob(*args: Any, **kwargs: Any) -> list[str]:
-        return sorted(globbed(*args, **kwargs))[turn]
-
-    monkeypatch.setattr(os, "walk", other_walk)
-    monkeypatch.setattr(glob, "glob", other_glob)
+    monkeypatch.setattr(os, "scandir", other_scandir)
     assert names_of(folder) == BYTEWISE
     assert names_of(f"{folder}/**/*.jsonl") == BYTEWISE
 
@@ -111,7 +104,7 @@ def test_unknown_types_are_refused_by_what_was_found(tmp_path: Path) -> None:
     for name in ("a.csv", "b.txt", "README"):
         (tmp_path / name).write_text("x", "utf-8")
     assert "found only .csv, .txt, README" in refusal(tmp_path)
-    assert "a.csv' is neither JSONL" in refusal(tmp_path / "a.csv")
+    assert "a.csv' (found only .csv)" in refusal(tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst", ".bz2", ".xz", ".lz4"])
@@ -132,7 +125,12 @@ def test_mixed_formats_are_refused_with_a_glob_that_works(folder: Path) -> None:
     ("path", "problem"),
     [
         ("nowhere", "there is no file or folder 'nowhere'"),
-        ("no/such/*.jsonl", "no .jsonl, .ndjson, .parquet file at 'no/such/*.jsonl' (it is empty)"),
+        ("no/such/*.jsonl", "there is no file at 'no/such/*.jsonl', for want of a folder 'no/such'"),
+        ("*.jsonl", "no .jsonl, .ndjson, .parquet file at '*.jsonl' (it is empty)"),
+        ("a\0b", "has a null character"),
+        ("~no-such-user/data", "is no path on this machine"),
+        ("a" * 300, "File name too long"),
+        ("*/../*.jsonl", "has '..' behind a wildcard"),
         ("", "has no path"),
     ],
 )
@@ -159,43 +157,11 @@ def test_a_link_that_leads_nowhere_is_refused_by_name(folder: Path) -> None:
     assert "gone.jsonl" in refusal(folder)
 
 
-@pytest.mark.parametrize("at", [0, 100, 4999])
-def test_the_sample_of_a_small_source_sees_one_changed_byte(at: int, tmp_path: Path) -> None:
-    data = bytearray(b"x" * 5000)
-    (tmp_path / "a.jsonl").write_bytes(data)
-    write_jsonl(tmp_path / "b.jsonl", ["same"])
-    before = list_source("s", str(tmp_path)).shards
-    data[at] = ord("y")
-    (tmp_path / "a.jsonl").write_bytes(data)
-    after = list_source("s", str(tmp_path)).shards
-    assert after[0].num_bytes == before[0].num_bytes
-    assert after[0].sample != before[0].sample
-    assert after[1] == before[1]
-
-
-@pytest.mark.parametrize("at", [0, 9_999])
-def test_the_sample_of_a_large_source_covers_the_ends_of_each_file(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "SAMPLE_BYTES", 4000)
-    data = bytearray(b"x" * 10_000)
-    for name in ("a.jsonl", "b.jsonl"):
-        (tmp_path / name).write_bytes(data)
-    before = list_source("s", str(tmp_path)).shards
-    assert before[0].sample == before[1].sample
-    data[at] = ord("y")
-    (tmp_path / "b.jsonl").write_bytes(data)
-    after = list_source("s", str(tmp_path)).shards
-    assert after[0] == before[0]
-    assert after[1].sample != before[1].sample
-
-
-def test_of_very_many_files_some_are_sampled_and_all_are_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "MOST_SAMPLED_SHARDS", 4)
-    for n in range(10):
-        write_jsonl(tmp_path / f"{n}.jsonl", [str(n)])
-    shards = list_source("s", str(tmp_path)).shards
-    assert len(shards) == 10
-    assert [n for n, shard in enumerate(shards) if shard.sample] == [0, 3, 6, 9]
+def test_files_that_two_sources_read_are_said(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = write_jsonl(tmp_path_factory.mktemp("other") / "a.jsonl", ["x"])
+    paths = {"all": folder, "a": folder / "a", "some": f"{folder}/part-*", "other": other}
+    manifests = [(repr(name), list_source(name, str(path))) for name, path in paths.items()]
+    assert shared_files(manifests) == [
+        f"{str(folder / 'a' / 'b.jsonl')!r} is read by both 'all' and 'a'",
+        f"{str(folder / 'part-10.jsonl')!r} and 1 files more are read by both 'all' and 'some'",
+    ]

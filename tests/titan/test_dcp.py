@@ -20,21 +20,22 @@ import torch.distributed.checkpoint as dcp
 
 from tests.scenarios import corpus, small_pipeline, tokenizer_folder, write_jsonl
 from tests.titan.dcp_rank import BATCH, LANES, sources_in
-from tests.titan.scenarios import torchrun
+from tests.titan.scenarios import forked, torchrun
 from torchtitan_zephon import RecipeChangedError, StateError
-from torchtitan_zephon.program import Program
 from torchtitan_zephon.titan.checkpoint import check_files, read_loader_state, read_trainer_step
 from torchtitan_zephon.titan.preflight import check_checkpoint, warn_of_repeats
 from torchtitan_zephon.verify import verify
 
+pytestmark = pytest.mark.slow
 SAVED_AT, STEPS = 3, 6
 
 
 def run(processes: int, folder: Path, name: str, *arguments: object) -> list[list[str]]:
-    """Hashes of the sequences of each global batch, in canonical order, of a torchrun launch."""
+    """Hashes of the sequences of each global batch, in canonical order, of one launch; that of 2 is torchrun's."""
     out = folder / name
     out.mkdir()
-    code, output = torchrun(processes, "tests.titan.dcp_rank", folder / "data", tokenizer_folder(), out, *arguments)
+    launcher = torchrun if processes == 2 else forked
+    code, output = launcher(processes, "tests.titan.dcp_rank", folder / "data", tokenizer_folder(), out, *arguments)
     assert code == 0, output[-3000:]
     ranks = [json.loads(file.read_text()) for file in sorted(out.glob("*.json"))]
     assert len(ranks) == processes
@@ -189,17 +190,27 @@ def test_a_new_stream_that_would_repeat_what_was_trained_on_is_told(
 ) -> None:
     folder, _ = saved
 
-    def program(seed: int) -> Program:
-        shape = {"lanes": LANES, "global_batch_size": BATCH, "local_batch_size": 1, "seed": seed}
-        return small_pipeline(sources_in(folder / "data"), **shape).for_rank(0, 1).program  # type: ignore[arg-type]
+    def warning(sources: dict[str, Path], path: Path = folder / "checkpoint", **changes: object) -> str:
+        shape = {"lanes": LANES, "global_batch_size": BATCH, "local_batch_size": 1, **changes}
+        caplog.clear()
+        warn_of_repeats(small_pipeline(sources, **shape).for_rank(0, 1).program, path)  # type: ignore[arg-type]
+        return "".join(r.getMessage() for r in caplog.records if r.levelname == "WARNING")
 
-    warn_of_repeats(program(7), folder / "checkpoint")
-    assert f"is in its step {SAVED_AT} of this very recipe" in caplog.text
-    caplog.clear()
-    warn_of_repeats(program(8), folder / "checkpoint")
+    sources = sources_in(folder / "data")
+    same = warning(sources)
+    assert f"is in step {SAVED_AT} of this very recipe" in same and "Leave the key out to continue" in same
+    other = warning(sources, lanes=LANES * 2, global_batch_size=BATCH * 2, seq_len=64)
+    assert f"is in step {SAVED_AT} of a recipe with the same seed" in other and "first change zephon.seed" in other
+    for name in sources:
+        assert f"{name} (" in same and f"{name} (" in other
+    first, *rest = sources
+    write_jsonl(tmp_path / "new" / "a.jsonl", ["all of this is new"] * 9)
+    part = warning({"renamed": sources[first], "new": tmp_path / "new"})
+    assert "comes again, from: renamed (" in part and "new (" not in part and not any(f"{n} (" in part for n in rest)
+
     save({"dataloader": {"dp_rank_0": b"x"}}, tmp_path / "stock")
-    warn_of_repeats(program(7), tmp_path / "stock")
-    assert "begins the data stream anew" not in caplog.text
+    assert warning(sources, seed=8) == warning({"new": tmp_path / "new"}) == ""
+    assert warning(sources, tmp_path / "stock") == ""
 
 
 # ---- checkpoints of any content

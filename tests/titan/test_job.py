@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from torchtitan_zephon import ConfigError
-from torchtitan_zephon.titan.job import Job, literal, parse_job, parse_overrides
+from torchtitan_zephon.errors import Problems
+from torchtitan_zephon.titan.job import Job, literal, parse_job, parse_overrides, read_job
 
 RECIPE = """
 seed = 3
@@ -21,6 +22,7 @@ path = "data/news.jsonl"
 weight = 0.7
 [sources.wiki]
 path = "/abs/wiki/*.parquet"
+weight = 0.3
 """
 JOB = """
 [job]
@@ -71,8 +73,8 @@ def test_the_job_overrides_the_recipe_and_the_command_line_both(root: Path) -> N
 def test_a_path_is_relative_to_the_file_that_states_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "here").mkdir()
     monkeypatch.chdir(root / "here")
-    stated = "[zephon.sources.job]\npath = 'j.jsonl'\n[zephon.validation.sources.v]\npath = 'v.jsonl'\n"
-    job = parse(root, "--zephon.sources.cli.path", "c.jsonl", job=stated)
+    stated = "[zephon.sources.job]\npath = 'j.jsonl'\nweight = 1\n[zephon.validation.sources.v]\npath = 'v.jsonl'\n"
+    job = parse(root, "--zephon.sources.cli.path", "c.jsonl", "--zephon.sources.cli.weight", "1", job=stated)
     assert job.validation is not None
     assert Path(job.recipe.sources["job"].path) == root / "jobs/j.jsonl"
     assert Path(job.recipe.sources["cli"].path) == root / "here/c.jsonl"
@@ -127,12 +129,16 @@ def test_the_ledger_is_a_switch_and_lies_in_the_dump_folder(root: Path) -> None:
         (["--compile.components", '["model"]'], {"compile": {"components": ["model"]}}),
         (["--training.steps", "1", "--training.steps", "2"], {"training": {"steps": 2}}),
         (["--zephon.sources.my-news.weight", "0.3"], {"zephon": {"sources": {"my-news": {"weight": 0.3}}}}),
-        (["--validator.freq", "5"], {"validation": {"freq": 5}}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )  # fmt: skip
 def test_an_override_is_a_toml_literal_or_a_string(args: list[str], tables: dict[str, Any]) -> None:
     assert parse_overrides(args) == tables
+
+
+def test_a_section_is_known_by_its_newer_name_too(root: Path) -> None:
+    assert parse(root, "--validator.freq", "5").sections["validation"] == {"freq": 5}
+    assert parse(root, job="[profiler]\nenable_profiling = true\n").sections["profiling"] == {"enable_profiling": True}
 
 
 @pytest.mark.parametrize("text", ["wrap", "a,b", "", "data/*.jsonl", "None", "1_", "07:32:00"])
@@ -181,7 +187,7 @@ def test_a_wrong_job_is_an_error_that_says_what_and_how(root: Path, args: list[s
         ("[training]\nglobal_batch_size = 8\n", "zephon.sources: there is no data source. Add a table"),
         ("[zephon]\nrecipe = 3\n[training]\nglobal_batch_size = 8\n", "zephon.recipe = 3 is a int"),
         ("[zephon]\nlanes = 4\n", "training.global_batch_size is not set"),
-        ("seed = 3\n", "seed = 3: .*not a value|no section"),
+        ("seed = 3\n[training]\nglobal_batch_size = 8\n", r"job.toml: no section \[seed\]"),
         ("training = 3\n", r"training = 3: \[training\] is a section of keys, not a value"),
     ],
 )
@@ -194,6 +200,80 @@ def test_a_recipe_file_with_an_unknown_key_is_named(root: Path) -> None:
     (root / "configs/mix.toml").write_text("shufle_buffer_sequences = 3\n", "utf-8")
     with pytest.raises(ConfigError, match=r"mix.toml: shufle_buffer_sequences: .*Did you mean 'shuffle_buffer_seq"):
         parse(root)
+
+
+def test_everything_that_is_wrong_with_a_job_is_told_at_once(root: Path) -> None:
+    (root / "configs/mix.toml").write_text(RECIPE + "[shufle]\n", "utf-8")
+    wrong = "[zephon.validation]\nlane = 1\n[trainer]\n"
+    args = ("--zephon.lane", "8", "--zephon.workers", "0", "--zephon.device", "tpu", "--zephon.ledger", "folder")
+    with pytest.raises(ConfigError) as refusal:
+        parse(root, *args, "--validator.x", "1", "--trainign.steps", "3", "--training.global_batch_size=-1", job=wrong)
+    said = [
+        r"job.toml: no section \[trainer\]",
+        r"command line: no section \[trainign\]. Did you mean 'training'",
+        "training.global_batch_size = -1; it must be",
+        "zephon.lane: no such key. Did you mean 'lanes'",
+        "mix.toml: shufle: no such key of a recipe",
+        "zephon.device = 'tpu': not one of 'auto', 'cpu'",
+        "zephon.ledger = 'folder' is a str; expected bool",
+        "zephon.workers = 0 is out of range",
+        "zephon.validation.lane: no such key",
+        "zephon.validation.sources: there is no data source",
+    ]
+    assert len(refusal.value.args) == len(said), refusal.value
+    for text, pattern in zip(refusal.value.args, said, strict=True):
+        assert re.search(pattern, text), (pattern, text)
+
+
+def test_a_job_with_errors_can_be_looked_at_without_what_is_wrong(root: Path) -> None:
+    problems = Problems()
+    args = (
+        "--zephon.lane",
+        "8",
+        "--zephon.sources.pathless.weight",
+        "1",
+        "--zephon.workers",
+        "0",
+        "--zephon.seed",
+        "9",
+    )
+    job = read_job(["--job.config_file", str(root / "jobs" / "job.toml"), *args], {}, problems)
+    assert (job.recipe.lanes, job.recipe.seed, list(job.recipe.sources)) == (8, 9, ["news", "wiki"])
+    assert [text.split()[0].rstrip(":") for text in problems.texts] == [
+        *("zephon.lane", "zephon.sources.pathless", "zephon.workers"),
+    ]
+
+
+def test_a_recipe_file_that_cannot_be_read_is_the_only_problem_with_its_sources(root: Path) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse(root, "--zephon.recipe", "no.toml")
+    here = str(Path.cwd())
+    assert refusal.value.args == (
+        f"no such TOML file: '{here}/no.toml'. It is stated as 'no.toml' on the command line, where a relative path is "
+        f"relative to the working folder, '{here}'.",
+    )
+    with pytest.raises(ConfigError, match=r"job\.toml' is a job, not a recipe"):
+        parse(root, "--zephon.recipe", str(root / "jobs" / "job.toml"))
+
+
+def test_a_recipe_in_place_of_a_job_is_answered_with_what_to_write_and_the_right_command(root: Path) -> None:
+    recipe = root / "configs" / "mix.toml"
+    with pytest.raises(ConfigError) as refusal:
+        parse_job(["--job.config_file", str(recipe)], {})
+    assert f"'{recipe}' is a recipe, not a job" in str(refusal.value)
+    assert f"torchtitan-zephon explain {recipe} --tokenizer FOLDER" in str(refusal.value)
+
+
+@pytest.mark.parametrize("where", ["job", "command line", "validation"])
+def test_a_source_without_a_weight_beside_others_is_asked_for_wherever_it_is_added(root: Path, where: str) -> None:
+    held = "[zephon.validation.sources.more]\npath = 'v'\n[zephon.validation.sources.other]\npath = 'v'\nweight = 1\n"
+    args, job = {
+        "job": ((), "[zephon.sources.more]\npath = 'm'\n"),
+        "command line": (("--zephon.sources.more.path", "m"), ""),
+        "validation": ((), held),
+    }[where]
+    with pytest.raises(ConfigError, match=r"sources: there is no weight for 'more', and other sources have one"):
+        parse(root, *args, job=job)
 
 
 @pytest.mark.parametrize("args", [[], ["--training.steps", "3"], ["--job.config_file"]])

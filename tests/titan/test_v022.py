@@ -56,6 +56,17 @@ def test_what_0_2_2_cannot_do_is_an_error_and_never_ignored(args: str, message: 
         config(*args.split())
 
 
+def test_all_that_0_2_2_cannot_do_is_told_at_once() -> None:
+    args = "--training.stepz 3 --training.steps many --loss.x 3 --training.dataloader.num_wokers 3 --metrics.log_frq 1"
+    with pytest.raises(ConfigError) as refusal:
+        config(*args.split())
+    told = [text.replace(" = ", ": ").split(": ")[0] for text in refusal.value.args]
+    assert sorted(told) == sorted(
+        ["training.stepz", "training.steps", "[loss] is not in TorchTitan 0.2.2. Remove the section.",
+         "training.dataloader.num_wokers", "metrics.log_frq"]
+    )  # fmt: skip
+
+
 def test_a_job_labels_as_0_2_2_does_unless_it_says_so_or_packs_otherwise() -> None:
     assert job().recipe.label_shift == "sequence"
     assert job("--zephon.label_shift", "document").recipe.label_shift == "document"

@@ -1,7 +1,8 @@
 """Will a job run on these numbers of GPUs, and can it go on from this checkpoint? Asked before it is queued.
 
 What flows in: a parsed job, the TorchTitan release it is for, data-parallel degrees, maybe a checkpoint. What
-flows out: a ``Report`` (``check_text`` writes it out). No GPU, model or process group; TorchTitan only where it is
+flows out: a ``Report`` (``check_text`` writes it out) with every problem of the job: a step that cannot be done is
+noted, and the others are done all the same. No GPU, model or process group; TorchTitan only where it is
 installed, and torch only to open a checkpoint, so that it answers on a login node. It lists the files and
 tokenises a sample of each source, as a start does: seconds, where a wrong job in the queue costs hours. Not
 checked: memory, and that the data replayed is what was trained on (a resume proves that itself).
@@ -15,11 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from ..errors import StateError
+from ..config import Recipe
+from ..errors import Problems
 from ..titan import GENERATIONS, installed_version
 from ..titan.job import Job
-from .degrees import Mesh, default_degrees, mesh_of, training_degree, validation_degree
+from .degrees import Degree, Mesh, default_degrees, mesh_of, training_degree, validation_degree
 from .resume import Resume, check_resume, checkpoint_of, find_checkpoint
 from .sources import Reading, reading
 from .stated import stated
@@ -27,33 +30,64 @@ from .stated import stated
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """The TorchTitan a job is checked for. ``unchecked``: why the job's other sections are not checked by it, if so."""
+    """The TorchTitan a job is checked for. ``unchecked``: why the job's other sections are not checked by it, if so.
+
+    ``fits``: whether it takes all of them.
+    """
 
     version: str
     unchecked: str | None
+    fits: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """What is known of checkpoints. ``found``: the one that ``asked`` means; ``empty``: nothing is saved there yet.
+
+    ``would_load``: the one that the job itself would load now, where none is asked for or ``asked`` is empty.
+    """
+
+    asked: Path | None
+    empty: bool = False
+    found: Path | None = None
+    resume: Resume | None = None
+    would_load: Path | None = None
+
+    @property
+    def new_stream(self) -> bool:
+        """Whether the job begins a new stream."""
+        if self.resume is not None:
+            return self.resume.new_stream
+        return self.empty and self.would_load is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """Everything found. ``would_load``: the checkpoint that the job itself would load, if any, or why it cannot."""
+    """Everything found. ``problems``: all that keeps the job from running as asked, each with its way out."""
 
     job: Job
     release: Release
-    mesh: Mesh
+    mesh: Mesh | None
     train: Reading
     validation: Reading | None
-    resume: Resume | None
-    would_load: Path | StateError | None
+    checkpoint: Checkpoint
     vocab_size: int | None
+    problems: tuple[str, ...]
 
     @property
     def good(self) -> bool:
         """Whether every degree fits and, if asked, the job can resume."""
-        readings = [self.train] + ([self.validation] if self.validation else [])
-        fits = all(d.problem is None for r in readings for d in r.degrees)
-        if isinstance(self.would_load, StateError):
-            return False
-        return fits and (self.resume is None or self.resume.possible)
+        return not self.problems
+
+    @property
+    def resume(self) -> Resume | None:
+        """Whether the job can go on from the checkpoint in question, if there is one."""
+        return self.checkpoint.resume
+
+    @property
+    def would_load(self) -> Path | None:
+        """The checkpoint that the job itself would load now."""
+        return self.checkpoint.would_load
 
 
 def find_release(asked: str | None) -> Release:
@@ -68,56 +102,116 @@ def find_release(asked: str | None) -> Release:
     return Release(version=version, unchecked=None if version == present else "it is not installed")
 
 
-def check(job: Job, release: Release, degrees: Sequence[int] | None, checkpoint: Path | None) -> Report:
+def check(
+    job: Job, release: Release, degrees: Sequence[int] | None, checkpoint: Path | None, problems: Problems
+) -> Report:
     """Look at everything that can be known before ``job`` runs. ``degrees`` None: all that fit.
 
-    Raises ``ZephonError`` for a job that cannot run on any number of GPUs.
+    ``problems``: those found when the job was parsed; what is found here is added.
     """
-    release, vocab_size = titan_check(job, release)
+    release, vocab_size = titan_check(job, release, problems)
     version = release.version
-    mesh = mesh_of(job)
-    asked = tuple(degrees) if degrees else default_degrees(job, version, mesh)
-    train = reading(
-        job, release.version, job.recipe, [training_degree(job, version, mesh, dp) for dp in asked], vocab_size
-    )
-    validation = None
-    if job.validation is not None and stated(job, "validation", "enable"):
-        repeat = job.validation.repeat and stated(job, "validation", "steps") != -1
-        recipe = dataclasses.replace(job.validation, repeat=repeat)
-        rows = [validation_degree(job, version, mesh, dp) for dp in asked]
-        validation = reading(job, version, recipe, rows, vocab_size)
+    mesh, asked, rows = None, tuple(degrees or ()), []
+    with problems:
+        mesh = mesh_of(job)
+        asked = asked or default_degrees(job, version, mesh)
+        rows = [training_degree(job, version, mesh, dp) for dp in asked]
+    misfits = told("does not fit", rows, {}, problems)
+    train = reading(job, version, job.recipe, vocab_size, problems)
+    train = dataclasses.replace(train, degrees=tuple(rows), misfits=misfits)
+    validation, enabled, valid = None, False, []
+    with problems:
+        enabled = stated(job, "validation", "enable")
+    if job.validation is not None and enabled:
+        with problems:
+            valid = [validation_degree(job, version, mesh, dp) for dp in asked] if mesh is not None else []
+        known = {row.problem: misfits[row.dp] for row in rows if row.dp in misfits}
+        misfits = told("validation does not fit", valid, known, problems)
+        validation = reading(job, version, validation_recipe(job, job.validation), vocab_size, problems)
+        validation = dataclasses.replace(validation, degrees=tuple(valid), misfits=misfits)
     return Report(
         job=job,
         release=release,
         mesh=mesh,
         train=train,
         validation=validation,
-        resume=None if checkpoint is None else check_resume(job, train.program, find_checkpoint(checkpoint, job)),
-        would_load=None if checkpoint is not None else checkpoint_of(job, version),
+        checkpoint=checked_checkpoint(job, version, train, checkpoint, problems),
         vocab_size=vocab_size,
+        problems=tuple(problems.texts),
     )
 
 
-def titan_check(job: Job, release: Release) -> tuple[Release, int | None]:
-    """Check the job's other sections by ``release`` if it is here; entries of the model's vocabulary.
+def told(what: str, rows: Sequence[Degree], known: dict[str | None, int], problems: Problems) -> dict[int, int]:
+    """Note the degrees in ``rows`` that do not fit. Degree to the problem's number; ``known``: problems told before."""
+    return {
+        row.dp: known.get(row.problem) or problems.note(f"{what} on {row.dp} data-parallel ranks: {row.problem}")
+        for row in rows
+        if row.problem is not None
+    }
 
-    Where it is not, or cannot be imported on this machine, the release says so. Raises ``ConfigError``.
+
+def validation_recipe(job: Job, recipe: Recipe) -> Recipe:
+    """``recipe``, the job's for validation, as the validator reads it: once, if its steps are -1."""
+    whole = job.sections.get("validation", {}).get("steps", -1) == -1
+    return dataclasses.replace(recipe, repeat=recipe.repeat and not whole)
+
+
+def checked_checkpoint(job: Job, version: str, train: Reading, asked: Path | None, problems: Problems) -> Checkpoint:
+    """Whether ``job`` can go on from the checkpoint that ``asked`` means; without one, what it would load itself."""
+    checkpoint = Checkpoint(asked=asked)
+    with problems:
+        found = None if asked is None else find_checkpoint(asked, job)
+        if found is None:
+            checkpoint = dataclasses.replace(checkpoint, empty=asked is not None)
+            return dataclasses.replace(checkpoint, would_load=checkpoint_of(job, version))
+        checkpoint = dataclasses.replace(checkpoint, found=found)
+        resume = check_resume(job, train.program, found)
+        for text in resume.told:
+            problems.note(text)
+        return dataclasses.replace(checkpoint, resume=resume)
+    return checkpoint
+
+
+def titan_check(job: Job, release: Release, problems: Problems) -> tuple[Release, int | None]:
+    """Check the job's other sections by ``release`` if it is here; entries of the model's vocabulary, if known.
+
+    Where it is not, or cannot be imported on this machine, the release says so.
     """
     if release.unchecked is not None:
         return release, None
+    size = None
+    before = len(problems.texts)
+    # The model is found whatever else is wrong; a batch size must be stated, and is of no account here.
+    naming = {"model": ("name", "flavor"), "experimental": ("custom_import",)}
+    named = {s: {k: v for k, v in job.sections.get(s, {}).items() if k in keys} for s, keys in naming.items()}
+    alone = dataclasses.replace(job, sections={**named, "training": {"global_batch_size": 1}})
     logging.disable(logging.WARNING)  # TorchTitan warns of its own defaults
     try:
-        if release.version == "0.2.2":
-            from ..titan import v022
-
-            config = v022.build_config(job)
-            size = v022.start_of(job, config, v022.spec_of(config), 1, lambda: None).vocab_size
-        else:
-            from ..titan import v030_job
-
-            size = getattr(v030_job.build_config(job).model_spec.model, "vocab_size", None)
+        with problems:
+            _build_config(job, release.version)
+        with problems:
+            size = _vocab_size(alone, release.version)
     except ImportError as error:
         return dataclasses.replace(release, unchecked=f"it cannot be imported here: {error}"), None
     finally:
         logging.disable(logging.NOTSET)
-    return release, size
+    return dataclasses.replace(release, fits=len(problems.texts) == before), size
+
+
+def _build_config(job: Job, version: str) -> Any:
+    if version == "0.2.2":
+        from ..titan import v022
+
+        return v022.build_config(job)
+    from ..titan import v030_job
+
+    return v030_job.build_config(job)
+
+
+def _vocab_size(job: Job, version: str) -> int | None:
+    config = _build_config(job, version)
+    if version != "0.2.2":
+        return getattr(config.model_spec.model, "vocab_size", None)
+    from ..titan import v022
+
+    return v022.start_of(job, config, v022.spec_of(config), 1, lambda: None).vocab_size

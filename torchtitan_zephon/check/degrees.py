@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config import Recipe
-from ..errors import ConfigError
+from ..errors import ConfigError, Problems
 from ..titan.feed import Feed
 from ..titan.job import Job
 from .stated import stated
@@ -69,12 +69,15 @@ class Degree:
 def mesh_of(job: Job) -> Mesh:
     """The degrees in ``[parallelism]``. Raises ``ConfigError``."""
     degrees = {}
+    problems = Problems()
     for field in dataclasses.fields(Mesh):
         data = field.name in ("replicate", "shard")
         key = f"data_parallel_{field.name}_degree" if data else f"{field.name}_parallel_degree"
-        degree = degrees[field.name] = stated(job, "parallelism", key)
-        if degree < 1 and (field.name, degree) != ("shard", -1):
-            raise ConfigError(f"parallelism.{key} = {degree} must be 1 or more.")
+        with problems:
+            degree = degrees[field.name] = stated(job, "parallelism", key)
+            if degree < 1 and (field.name, degree) != ("shard", -1):
+                raise ConfigError(f"parallelism.{key} = {degree} must be 1 or more.")
+    problems.refuse()
     return Mesh(**degrees)
 
 

@@ -6,66 +6,88 @@ What flows in: a report. What flows out: text, the same for the same job, files 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ..errors import StateError
-from ..state import FORMAT, NEW_STREAM
+from .. import __version__
+from ..ops.tokenize import Tokenize
+from ..program import STREAM_FORMAT, unended
+from ..read.files import shared_files
+from ..state import FORMAT
 from . import Report
 from .degrees import Degree, Mesh
 from .resume import Resume
 from .sources import Reading, assets_of
 
 WIDTH = 100
-LONGEST_NAME = 28
+LONGEST_NAME = 22
 
 
 def check_text(report: Report) -> str:
-    """The whole report; its last line is the answer."""
+    """The whole report: what is known, all problems, numbered, and the answer as its last line."""
     train, validation, mesh = report.train, report.validation, report.mesh
-    notes = "share: of tokens; a lane: chunks a lane and epoch; tokens: of one epoch, estimated from a sample"
-    if any(s.format == "parquet" for s in train.sources):
-        notes += "; bytes: of Parquet, the text column's, unpacked"
-    parts = [_head(report), f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}"]
-    parts.append(_degrees(train.degrees, mesh, "accumulation", "data-parallel ranks (dp)"))
+    parts = [_head(report)]
+    if train.sources:
+        notes = "share: of tokens; a lane: chunks a lane and epoch; tokens: of one epoch, estimated from a sample"
+        if any(s.manifest.format == "parquet" for s in train.sources):
+            notes += "; bytes: of Parquet, the text column's, unpacked"
+        parts.append(f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}{_warnings(train)}")
+    if mesh is not None and train.degrees:
+        parts.append(_degrees(train, mesh, "accumulation", "data-parallel ranks (dp)"))
     if validation is not None:
-        parts.append(_sources("validation sources", validation))
-        told = tuple(d.problem for d in train.degrees)
-        parts.append(_degrees(validation.degrees, mesh, "batches/step", "validation on data-parallel ranks (dp)", told))
+        if validation.sources:
+            parts.append(f"{_sources('validation sources', validation)}{_warnings(validation)}")
+        if mesh is not None and validation.degrees:
+            title = "validation on data-parallel ranks (dp)"
+            parts.append(_degrees(validation, mesh, "batches/step", title))
     elif report.job.validation is not None:
         parts.append("validation\n  not checked: validation.enable is not true, so its sources are not read.")
-    if report.resume is not None:
-        parts.append(_resume(report.resume))
-    elif report.would_load is not None:
-        parts.append(_would_load(report))
+    if text := _files(report):
+        parts.append(text)
+    if text := _checkpoint(report):
+        parts.append(text)
+    if report.problems:
+        parts.append(_problems(report.problems))
     return "\n\n".join([*parts, _answer(report)])
 
 
 def _head(report: Report) -> str:
-    job, program = report.job, report.train.program
-    recipe, tokenize, version = job.recipe, program.tokenize, report.release.version
-    if report.release.unchecked is None:
-        against = f"{version}, installed; the job's other sections fit it"
+    job, recipe, release, tokenize = report.job, report.job.recipe, report.release, report.train.tokenize
+    if release.unchecked is not None:
+        against = f"{release.version} assumed ({release.unchecked}): its label_shift; other sections are not checked"
+    elif release.fits:
+        against = f"{release.version}, installed; the job's other sections fit it"
     else:
-        against = f"{version} assumed ({report.release.unchecked}): its label_shift; other sections are not checked"
-    tokens = job.global_batch_size * program.seq_len
-    batch = f"{job.global_batch_size:,} sequences of {program.seq_len:,} tokens, {tokens:,} tokens a step"
+        against = f"{release.version}, installed; the job's other sections do not fit it, see below"
     shared = ", which ranks may share" if job.settings.shared_lanes else ""
-    spec = tokenize.spec
-    vocabulary = f" (the model has {report.vocab_size:,} entries)" if report.vocab_size else ""
     rows = {
         "job": str(job.config_file),
+        "zephon": f"{__version__}, stream format {STREAM_FORMAT}, state format {FORMAT}",
         "TorchTitan": against,
-        "global batch": batch,
+        "global batch": _global_batch(report),
         "stream": f"{recipe.lanes} lanes{shared}; seed {recipe.seed}; pack {recipe.pack}, labels within each "
         f"{recipe.label_shift}; {'repeating' if recipe.repeat else 'one pass'}",
-        "tokenizer": f"{assets_of(job)}: ids up to {tokenize.largest_id():,}{vocabulary}; BOS {_added(spec.add_bos)}, "
-        f"EOS {_added(spec.add_eos)}; by {tokenize.backend_text}",
+        "tokenizer": "not known, see below" if tokenize is None else _tokenizer(report, tokenize),
+        "a document": "not known, see below"
+        if tokenize is None
+        else f"is read as  {tokenize.document}  ({tokenize.spec.roles})",
     }
     return "\n".join(_wrapped(text, f"{name:14}", " " * 14) for name, text in rows.items())
 
 
-def _added(token: int | None) -> str:
-    return "not added" if token is None else f"{token} added"
+def _document(tokenize: Tokenize) -> str:
+    return f"is read as  {tokenize.document}  ({tokenize.spec.roles})"
+
+
+def _global_batch(report: Report) -> str:
+    size, seq_len = report.job.sections.get("training", {}).get("global_batch_size"), report.train.seq_len
+    if not isinstance(size, int) or seq_len is None:
+        return "not known, see below"
+    return f"{size:,} sequences of {seq_len:,} tokens, {size * seq_len:,} tokens a step"
+
+
+def _tokenizer(report: Report, tokenize: Tokenize) -> str:
+    vocabulary = f" (the model has {report.vocab_size:,} entries)" if report.vocab_size else ""
+    return f"{assets_of(report.job)}: ids up to {tokenize.largest_id():,}{vocabulary}; by {tokenize.backend_text}"
 
 
 def _sources(title: str, reading: Reading) -> str:
@@ -74,8 +96,8 @@ def _sources(title: str, reading: Reading) -> str:
         (
             s.name if len(s.name) <= LONGEST_NAME else s.name[: LONGEST_NAME - 3] + "...",
             f"{s.share:.1%}",
-            s.format,
-            f"{s.shards:,}",
+            s.manifest.format,
+            f"{len(s.manifest.shards):,}",
             _short(s.num_bytes),
             _short(s.chunks),
             _short(s.lane_chunks),
@@ -88,23 +110,40 @@ def _sources(title: str, reading: Reading) -> str:
     return f"{title}\n{_table(header, rows, left=(0, 2))}"
 
 
-def _degrees(degrees: Sequence[Degree], mesh: Mesh, batches: str, title: str, told: Sequence[str | None] = ()) -> str:
-    """A row a degree; below it the reason why it does not fit, unless it was ``told`` before."""
-    if mesh.gpus > 1:
-        title += f"; GPUs = dp x {mesh.tensor} (tensor) x {mesh.pipeline} (pipeline) x {mesh.context} (context)"
-    header = ("dp", "GPUs", "global batch", "sequences/rank", "lanes/rank", "local batch", batches, "")
-    table = _table(header, [_row(d) for d in degrees], left=(7,)).splitlines()
-    lines = [title, table[0]]
-    for line, degree in zip(table[1:], degrees, strict=True):
-        lines.append(line)
-        if degree.problem is not None:
-            lines.append(_wrapped("as above" if degree.problem in told else degree.problem, " " * 8))
+def _warnings(reading: Reading) -> str:
+    """What is likely not meant, a paragraph each."""
+    texts = [] if reading.tokenize is None else unended(reading.recipe, reading.tokenize)
+    texts += [text for s in reading.sources for text in s.estimate.warnings(s.name)]
+    return "".join(f"\n{_wrapped(f'Warning: {text}', '  ')}" for text in texts)
+
+
+def _files(report: Report) -> str:
+    """Which files are read of each source, and which names were left out and why."""
+    validation = report.validation.sources if report.validation else ()
+    manifests = [(repr(source.name), source.manifest) for source in report.train.sources]
+    manifests += [(f"{source.name!r} of the validation", source.manifest) for source in validation]
+    if not manifests:
+        return ""
+    lines = ["files"]
+    for name, manifest in manifests:
+        read, *left_out = manifest.files_text().splitlines()
+        lines += [_wrapped(f"{name} is {read}", "  ", "      ")]
+        lines += [_wrapped(text, "    ", "      ") for text in left_out]
+    lines += [_wrapped(text, "  ", "      ") for text in shared_files(manifests)]
     return "\n".join(lines)
 
 
-def _row(d: Degree) -> tuple[str, ...]:
+def _degrees(reading: Reading, mesh: Mesh, batches: str, title: str) -> str:
+    """A row a degree; where it does not fit, with the number of the problem."""
+    if mesh.gpus > 1:
+        title += f"; GPUs = dp x {mesh.tensor} (tensor) x {mesh.pipeline} (pipeline) x {mesh.context} (context)"
+    header = ("dp", "GPUs", "global batch", "sequences/rank", "lanes/rank", "local batch", batches, "")
+    return f"{title}\n{_table(header, [_row(d, reading.misfits) for d in reading.degrees], left=(7,))}"
+
+
+def _row(d: Degree, misfits: Mapping[int, int]) -> tuple[str, ...]:
     if d.problem is not None:
-        return (str(d.dp), str(d.gpus), *("",) * 5, "does not fit:")
+        return (str(d.dp), str(d.gpus), *("",) * 5, f"no: problem {misfits[d.dp]}")
     fewest, most = d.lanes
     return (
         str(d.dp),
@@ -118,38 +157,45 @@ def _row(d: Degree) -> tuple[str, ...]:
     )
 
 
+def _checkpoint(report: Report) -> str:
+    """What the job would continue from; empty where that is not in question."""
+    checkpoint = report.checkpoint
+    if checkpoint.resume is not None:
+        return _resume(checkpoint.resume)
+    if checkpoint.found is not None:
+        return f"checkpoint {checkpoint.found}\n  not compared, see below"
+    lines = []
+    if checkpoint.empty:
+        lines.append("  nothing complete is saved there, so there is nothing to resume from")
+    if checkpoint.new_stream:
+        lines.append("  the job begins a new stream")
+    if checkpoint.would_load is not None:
+        lines += [f"  the job would load {checkpoint.would_load}; to check that too, add"]
+        lines += [f"  --checkpoint {checkpoint.would_load}"]
+    return "\n".join([f"checkpoint {checkpoint.asked or ''}".rstrip(), *lines]) if lines else ""
+
+
 def _resume(resume: Resume) -> str:
     lines = [f"checkpoint {resume.path}"]
-    if resume.step is not None:
+    if resume.step is not None and not resume.new_stream:
         lines.append(
             f"  behind step {resume.step}, {resume.lanes} lanes, global batch {resume.global_batch_size}, "
             f"state format {FORMAT}"
         )
-    if resume.changes:
-        lines.append("  the job is not the one that made it (field: checkpoint -> now):")
-        lines += [_change(change) for change in resume.changes]
-        lines.append(_wrapped(f"Put these back to continue the same stream. {NEW_STREAM}", "  "))
-        if any(change.startswith("global_batch_size:") for change in resume.changes):
-            way = 'zephon.allow_changes = ["global_batch_size"]'
-            lines.append(_wrapped(f"To go on with the same sequences in batches of another size: {way}.", "  "))
-    lines += [_wrapped(text, "  ") for text in (*resume.problems, *resume.notes)]
-    lines.append("  the job can resume from it" if resume.possible else "  the job cannot resume from it")
+    lines += [_wrapped(text, "  ") for text in resume.notes]
+    if resume.new_stream:
+        lines.append("  the job begins a new stream")
+    else:
+        lines.append(
+            "  the job can resume from it" if resume.possible else "  the job cannot resume from it, see below"
+        )
     return "\n".join(lines)
 
 
-def _change(change: str) -> str:
-    """One changed field; on three lines if it is too long for one, such as two hashes."""
-    line = f"    {change}"
-    name, _, values = change.partition(": ")
-    before, arrow, now = values.rpartition(" -> ")
-    return line if len(line) <= WIDTH or not arrow else f"    {name}:\n        {before}\n     -> {now}"
-
-
-def _would_load(report: Report) -> str:
-    path = report.would_load
-    if isinstance(path, StateError):
-        return "checkpoint\n" + _wrapped(str(path), "  ")
-    return f"checkpoint\n  the job would load {path}; to check that too, add\n  --checkpoint {path}"
+def _problems(problems: Sequence[str]) -> str:
+    indent = " " * 4
+    title = "there is 1 problem" if len(problems) == 1 else f"there are {len(problems)} problems"
+    return "\n".join([title, *(_wrapped(text, f"{n:2}. ", indent) for n, text in enumerate(problems, 1))])
 
 
 def _answer(report: Report) -> str:
@@ -158,10 +204,12 @@ def _answer(report: Report) -> str:
     fitting = sorted({d.dp for d in rows} - set(failing))
     answers = [f"fits on {', '.join(map(str, fitting))} data-parallel ranks"] if fitting else []
     answers += [f"does not fit on {', '.join(map(str, failing))}"] if failing else []
-    if report.resume is not None:
+    if report.checkpoint.new_stream:
+        answers.append("begins a new stream")
+    elif report.resume is not None:
         answers.append(f"{'can' if report.resume.possible else 'cannot'} resume")
-    elif isinstance(report.would_load, StateError):
-        answers.append("cannot load its checkpoint")
+    if report.problems:
+        answers.append("1 problem" if len(report.problems) == 1 else f"{len(report.problems)} problems")
     return _wrapped("; ".join(answers), f"{'yes' if report.good else 'no'}: ", "    ")
 
 

@@ -80,19 +80,19 @@ def refusal(serialized: str) -> str | None:
     for name in ("fuse_unk", "byte_fallback"):
         if model.get(name):
             return f"its model has {name}"
-    if _parts(normalizer) not in ([], [{"type": "NFC"}]):
+    if parts(normalizer) not in ([], [{"type": "NFC"}]):
         return f"its normalizer is {_kinds(normalizer)}, neither none nor NFC"
     splits = _splits(data.get("pre_tokenizer"))
     if splits is None or (splits and splits not in PATTERNS):
         return f"its pre-tokenizer ({_kinds(data.get('pre_tokenizer'))}) is not one of those checked"
-    if missing := [c for c in _byte_alphabet() if c not in model["vocab"]]:
+    if missing := [c for c in byte_alphabet() if c not in model["vocab"]]:
         return f"its vocabulary lacks {len(missing)} of the 256 bytes"
     for token in data.get("added_tokens", []):
         for flag in ("single_word", "lstrip", "rstrip"):
             if token.get(flag):
                 return f"its added token {token['content']!r} is {flag}"
     overlapping = _overlapping(data.get("added_tokens", []))
-    if len(overlapping) > MOST_GUARDS or (overlapping and normalizer is not None and _parts(normalizer)):
+    if len(overlapping) > MOST_GUARDS or (overlapping and normalizer is not None and parts(normalizer)):
         return (
             f"{len(overlapping)} of its added tokens overlap others that differ in `normalized`, as {overlapping[0]!r}"
         )
@@ -115,23 +115,23 @@ def _overlapping(added_tokens: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _parts(stage: Any) -> list[Any]:
+def parts(stage: Any) -> list[Any]:
     """The steps of a normalizer or pre-tokenizer, one or a sequence of them."""
     if stage is None:
         return []
     if stage.get("type") == "Sequence":
         inner = stage.get("normalizers") or stage.get("pretokenizers") or []
-        return [part for step in inner for part in _parts(step)]
+        return [part for step in inner for part in parts(step)]
     return [stage]
 
 
 def _kinds(stage: Any) -> str:
-    return ", ".join(str(part.get("type")) for part in _parts(stage)) or "none"
+    return ", ".join(str(part.get("type")) for part in parts(stage)) or "none"
 
 
 def _splits(pre_tokenizer: Any) -> tuple[str, ...] | None:
     """The patterns before a last ByteLevel step, () where that splits by itself; None for anything else."""
-    *before, last = _parts(pre_tokenizer) or [{}]
+    *before, last = parts(pre_tokenizer) or [{}]
     patterns = [pattern for part in before if (pattern := _pattern(part))]
     fits = last.get("type") == "ByteLevel" and not last.get("add_prefix_space")
     if not fits or last.get("use_regex", True) != (not before) or len(patterns) < len(before):
@@ -145,7 +145,7 @@ def _pattern(part: dict[str, Any]) -> str | None:
     return pattern and pattern.replace("\r", r"\r").replace("\n", r"\n")
 
 
-def _byte_alphabet() -> str:
+def byte_alphabet() -> str:
     """The 256 characters that stand for bytes in a byte-level vocabulary (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return "".join(map(chr, [*printable, *range(256, 256 + 256 - len(printable))]))

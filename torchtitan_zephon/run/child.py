@@ -20,11 +20,12 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from ..changes import recipe_changes
 from ..errors import SourceError, ZephonError
 from ..ledger import LaneEntry, LedgerWriter
 from ..plan.layout import Layout
 from ..program import Program, compile_program
-from ..state import Snapshot, decode_stream, listed, recipe_changes
+from ..state import Snapshot, decode_stream, listed
 from .messages import Ended, Failed, FromLoader, Ready, Said, Save, Saved, Setup, Taken
 from .ring import SLOTS, Ring
 from .stream import RankStream

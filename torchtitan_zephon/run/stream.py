@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -28,14 +27,16 @@ from ..plan.layout import Layout
 from ..program import Program
 from ..records import Balance, Batch, Figures, Sequence, Tokens
 from ..state import LaneState, Snapshot, StreamState, recipe_hash
-from .count import count_sequences
+from .agree import Exchange, agree, alone
+from .count import count_pass
 from .failure import Failure, in_mid_step
 from .pool import Pool
+from .progress import Progress
 from .resume import decode_state, on_backend
+from .statement import statement
 from .waiting import wait_for
+from .watch import Watch, figures_of
 
-SHOW_PROGRESS_S = 2.0
-"""A restore that takes longer says how far it is, as often."""
 logger = logging.getLogger(__name__)
 
 
@@ -53,10 +54,14 @@ class RankStream:
         settings: RunSettings,
         *,
         first_step: int = 0,
+        exchange: Exchange = alone,
         open_ledger: Callable[[Path, Layout, tuple[str, ...]], LedgerWriter] = LedgerWriter,
     ) -> None:
-        """``first_step``: steps the trainer has done before this stream begins; its state remembers it."""
-        self._open_ledger = open_ledger
+        """``first_step``: steps the trainer has done before this stream begins; its state remembers it.
+
+        ``exchange``: how to compare, before the first batch, what all ranks are going to read.
+        """
+        self.exchange, self._open_ledger = exchange, open_ledger
         self.program, self.layout, self.settings, self.first_step = program, layout, settings, first_step
         self._tokens_per_mib: tuple[int, ...] | None = None
         self._pass_sequences: tuple[int, ...] | None = None
@@ -74,6 +79,7 @@ class RankStream:
         self._pool = Pool(settings.workers)
         self._end_pool: Callable[[], Any] = lambda: None
         self._ledger: LedgerWriter | None = None
+        self._watch = Watch(program)
 
     # ---- reading
 
@@ -146,6 +152,9 @@ class RankStream:
         if self._ledger:
             self._ledger.write(step, entries)
         self._fetch_ahead()
+        if self.layout.dp_rank == 0 and step & (step - 1) == 0:  # at steps 1, 2, 4, 8, ...
+            assert self._tokens_per_mib is not None
+            self._watch.look(figures_of(list(self._lanes.values())), self._tokens_per_mib)
         size = self.layout.local_batch_size
         self._parts.extend(sequences[i : i + size] for i in range(0, len(sequences), size))
         self._step = step
@@ -204,38 +213,36 @@ class RankStream:
             self._last_step = self._step + max(0, -(-left // self.layout.lane_sequences))
 
     def _measure(self) -> tuple[int, ...]:
-        """What a stream has to know before it begins, found out unless the state says it: tokens per byte, its end."""
-        program = self.program
-        if self._tokens_per_mib is None:
-            estimates = program.measure()
-            self._tokens_per_mib = tuple(e.tokens_per_mib for e in estimates)
-            if self.layout.dp_rank == 0:
-                for name, found in zip(program.names, estimates, strict=True):
-                    for warning in found.warnings(name):
-                        logger.warning(warning)
+        """What a stream has to know before it begins, alike on all ranks: tokens per byte, and its end."""
+
+        def look() -> None:
+            if self._tokens_per_mib is None:
+                estimates = program.measure()
+                self._tokens_per_mib = tuple(e.tokens_per_mib for e in estimates)
+                if layout.dp_rank == 0:
+                    program.warn(estimates)
+
+        program, layout = self.program, self.layout
+        agree(self.exchange, look, lambda _: statement(program, layout, self.snapshot()))
+        assert self._tokens_per_mib is not None
         if self._pass_sequences is None and not program.recipe.repeat:
-            lanes = range(self.layout.lanes)
-            counts = count_sequences(program, self._tokens_per_mib, lanes, self.settings.workers)
-            self._pass_sequences = tuple(counts[n] for n in lanes)
+            rates, workers = self._tokens_per_mib, self.settings.workers
+            self._pass_sequences = count_pass(program, rates, layout, workers, self.exchange)
         return self._tokens_per_mib
 
     def _replay(self) -> None:
         """Read again what the trainer took of the segments at hand, all lanes in step, and compare."""
-        total, done = sum(s.delivered for s in self._saved.values()), 0
-        show = time.monotonic() + SHOW_PROGRESS_S
+        progress = Progress(lanes=len(self._saved), sequences=sum(s.delivered for s in self._saved.values()))
         for i in range(max((s.delivered for s in self._saved.values()), default=0)):
             behind = [self._lanes[n] for n, saved in self._saved.items() if i < saved.delivered]
             self._active = behind  # the workers are for the lanes that still have far to go
             for lane in behind:
                 self._take(lane)
-            done += len(behind)
-            if time.monotonic() > show:
-                show += SHOW_PROGRESS_S
-                logger.info(
-                    "restoring: %s of %s sequences of %d lanes read again", f"{done:,}", f"{total:,}", len(self._saved)
-                )
+            progress.done(len(behind))
         for n, saved in self._saved.items():
             self._lanes[n].check_replay(saved)
+        if self._saved:
+            progress.end()
         self._saved = {}
 
     def _name(self) -> str:
@@ -281,14 +288,7 @@ class RankStream:
     @property
     def figures(self) -> Figures | None:
         """What this rank's lanes read and gave; None before ``begun``."""
-        if not (lanes := self._lanes.values()):
-            return None
-        total = Balance()
-        for lane in lanes:
-            total.add(lane.balance)
-        columns = ([lane.source_tokens, lane.scheduled_tokens, lane.source_runs] for lane in lanes)
-        tokens, scheduled, runs = (tuple(map(sum, zip(*column, strict=True))) for column in zip(*columns, strict=True))
-        return Figures(total, sum(lane.ready for lane in lanes), tokens, scheduled, runs)
+        return figures_of(list(self._lanes.values())) if self._lanes else None
 
     @property
     def balance(self) -> Balance:

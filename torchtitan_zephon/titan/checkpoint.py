@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import re
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
+from ..changes import shared_shards
 from ..errors import StateError
-from ..state import NEW_STREAM, OLDER_STEP, StreamState, check_strays as state_strays
+from ..state import NEW_STREAM, OLDER_STEP, StreamState, check_strays as state_strays, decode_stream, recipe_hash
 
 logger = logging.getLogger(__name__)
 
@@ -195,6 +197,28 @@ def check_moment(stream: StreamState, trainer_step: int | None) -> None:
         f"the checkpoint has the trainer behind step {trainer_step} and the data stream{began} behind its step "
         f"{stream.step}, so they are not of one moment: training on would skip or repeat data. {OLDER_STEP} "
         f"{NEW_STREAM}"
+    )
+
+
+def repeats(path: Path, identity: Mapping[str, Any]) -> str | None:
+    """What a new stream of the recipe ``identity`` would train on again that the run saved at ``path`` has seen.
+
+    None if it shares no source with it, or has another seed, or the checkpoint holds no stream of ours.
+    """
+    try:
+        stream = decode_stream(read_loader_state(path)["stream"])
+    except StateError:
+        return None
+    shared = shared_shards(stream.recipe, identity)
+    if not stream.step or not shared or stream.recipe.get("seed") != identity["seed"]:
+        return None
+    sources = ", ".join(f"{name} ({same} of {count} files)" for name, (same, count) in shared.items())
+    same_recipe = recipe_hash(stream.recipe) == recipe_hash(identity)
+    way = "Leave the key out to continue that stream, or change" if same_recipe else "For other data first change"
+    return (
+        f"checkpoint.exclude_from_loading begins the data stream anew, and {path} is in step {stream.step} of "
+        f"{'this very recipe' if same_recipe else 'a recipe with the same seed'}, so data that was trained on comes "
+        f"again, from: {sources}. {way} zephon.seed."
     )
 
 

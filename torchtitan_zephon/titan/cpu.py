@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import os
 import resource
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,16 @@ PEAKS = ("active_bytes.all.peak", "reserved_bytes.all.peak")
 def wanted(device: str) -> bool:
     """Whether a job with ``[zephon] device = device`` runs in CPU mode on this machine."""
     return device == "cpu" or torch._utils._get_available_device_type() is None
+
+
+def check_entry_point() -> None:
+    """Raise ``ConfigError`` in TorchTitan's own entry point without an accelerator, where it cannot even begin."""
+    entry = getattr(getattr(sys.modules["__main__"], "__spec__", None), "name", None)
+    if entry == "torchtitan.train" and torch._utils._get_available_device_type() is None:
+        raise ConfigError(
+            "TorchTitan's own entry point, -m torchtitan.train, needs an accelerator, and torch finds none on this "
+            "machine. On a CPU train a TOML job with -m torchtitan_zephon.train --job.config_file JOB.toml."
+        )
 
 
 def activate() -> None:

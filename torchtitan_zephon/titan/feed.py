@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Recipe, RunSettings
 from ..errors import TokenizerError
-from ..ops.tokenize import TokenizerSpec, make_spec
+from ..ops.tokenize import TokenizerSpec
+from ..ops.tokenizer_files import FILES, Roles, make_spec, open_tokenizer, spec_of, unusable
 from ..plan.layout import Layout
 from ..program import Program, compile_program
 
@@ -65,18 +68,61 @@ _programs: dict[str, Program] = {}
 
 
 def tokenizer_spec(tokenizer: BaseTokenizer, recipe: Recipe) -> TokenizerSpec:
-    """The trainer's own tokenizer, with TorchTitan's rule for BOS and EOS."""
-    inner: Any = getattr(tokenizer, "tokenizer", None)
-    if not hasattr(inner, "encode_batch_fast"):
+    """The trainer's tokenizer as the files of its folder have it, so that every release gives the same ids.
+
+    One that was changed since it was read, or that knows no folder, is taken as it is, with the roles it states;
+    ``TokenizerSpec.roles`` says so. Raises ``TokenizerError``.
+    """
+    if not hasattr(getattr(tokenizer, "tokenizer", None), "encode_batch_fast"):
         raise TokenizerError(
             f"the trainer's tokenizer is a {type(tokenizer).__name__}; only those backed by Hugging Face "
             "`tokenizers` (TorchTitan's HuggingFaceTokenizer) can be used."
         )
-    return make_spec(
-        inner,
-        getattr(tokenizer, "bos_id", None),
-        getattr(tokenizer, "eos_id", None),
-        add_bos=recipe.add_bos,
-        add_eos=recipe.add_eos,
-        special_tokens_in_text=recipe.special_tokens_in_text,
-    )
+    return _spec(tokenizer, recipe.add_bos, recipe.add_eos, recipe.special_tokens_in_text)
+
+
+@functools.lru_cache(maxsize=4)
+def _spec(tokenizer: Any, add_bos: bool, add_eos: bool, special_tokens_in_text: str) -> TokenizerSpec:
+    added: dict[str, Any] = {
+        "add_bos": add_bos,
+        "add_eos": add_eos,
+        "special_tokens_in_text": special_tokens_in_text,
+    }
+    inner, folder = tokenizer.tokenizer, getattr(tokenizer, "tokenizer_path", None)
+    changed = "which knows no folder"
+    if folder is not None and unusable(str(folder)) is None:
+        spec, ours = _of_folder(str(folder), _stamp(Path(folder)), **added)
+        if (part := _difference(inner, ours)) is None:
+            return spec
+        changed = f"whose {part} is not that of {str(folder)!r}"
+    bos, eos = getattr(tokenizer, "bos_id", None), getattr(tokenizer, "eos_id", None)
+    told = f"BOS {bos} and EOS {eos} by the trainer's {type(tokenizer).__name__}, {changed}"
+    return make_spec(inner, Roles(bos=bos, eos=eos, told=told), **added)
+
+
+def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Size and time of the tokenizer's files."""
+    stats = [(name, (folder / name).stat()) for name in FILES if (folder / name).is_file()]
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+@functools.lru_cache(maxsize=2)
+def _of_folder(folder: str, stamp: tuple[tuple[str, int, int], ...], **added: Any) -> tuple[TokenizerSpec, Any]:
+    """The spec of a folder and the tokenizer itself: read once for the start-up check and the loaders."""
+    tokenizer, place = open_tokenizer(folder)
+    return spec_of(tokenizer, place, **added), tokenizer
+
+
+def _difference(theirs: Any, ours: Any) -> str | None:
+    """What of the trainer's tokenizer differs from the one in its folder, None if nothing that decides ids does.
+
+    Ours may have more tokens: those with a role that TorchTitan does not read.
+    """
+    vocabulary = ours.get_vocab(with_added_tokens=True)
+    if any(vocabulary.get(token) != i for token, i in theirs.get_vocab(with_added_tokens=True).items()):
+        return "vocabulary"
+    for part in ("normalizer", "pre_tokenizer", "post_processor"):
+        states = [None if p is None else p.__getstate__() for p in (getattr(theirs, part), getattr(ours, part))]
+        if states[0] != states[1]:
+            return part
+    return None

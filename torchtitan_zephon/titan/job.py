@@ -7,7 +7,8 @@ recipe of the validation set. Later wins: recipe file, job file, command line. A
 relative to the file that states it; on the command line, to the working folder.
 
 Neither torch nor TorchTitan is imported, so a wrong job fails in milliseconds. Section names are
-checked here; the keys inside TorchTitan's sections by the generation that knows them.
+checked here; the keys inside TorchTitan's sections by the generation that knows them. Everything that
+is wrong is told at once.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config import Recipe, RunSettings, anchor_paths, coerce, from_table, load_toml
-from ..errors import ConfigError, nearest
+from ..config import Recipe, RunSettings, SourceConfig, coerce, read_table, recipe_table
+from ..errors import ConfigError, Problems, nearest
+from ..toml_files import Origin, anchor_paths, load_toml
 
 SECTIONS = (
     # TorchTitan 0.2's, the dialect of a job file ...
@@ -52,6 +54,7 @@ SECTIONS = (
 ALIASES = {"profiler": "profiling", "validator": "validation"}
 """0.3's name of a section -> the name it has in ``Job.sections``."""
 
+SOURCE_KEYS = frozenset(f.name for f in dataclasses.fields(SourceConfig))
 RECIPE_KEYS = frozenset(f.name for f in dataclasses.fields(Recipe))
 RUN_KEYS = frozenset(f.name for f in dataclasses.fields(RunSettings))
 JOB_KEYS = frozenset({"recipe", "device", "validation"})
@@ -71,7 +74,8 @@ class Job:
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences one optimizer step takes over all ranks; checked to be stated."""
+        """Sequences one optimizer step takes over all ranks. Raises ``ConfigError`` if it is not stated."""
+        check_global_batch_size(self.sections)
         size: int = self.sections["training"]["global_batch_size"]
         return size
 
@@ -80,7 +84,18 @@ def parse_job(args: Sequence[str], stock: Mapping[str, Any]) -> Job:
     """The job that the command-line arguments ``args`` (without the program's name) describe.
 
     ``stock``: recipe keys that follow the installed TorchTitan's own loader where nothing is stated.
-    Raises ``ConfigError`` for anything unknown, missing or of the wrong type.
+    Raises ``ConfigError`` for everything unknown, missing or of the wrong type.
+    """
+    problems = Problems()
+    job = read_job(args, stock, problems)
+    problems.refuse()
+    return job
+
+
+def read_job(args: Sequence[str], stock: Mapping[str, Any], problems: Problems) -> Job:
+    """The same, but what is wrong is noted in ``problems`` and left out.
+
+    Raises ``ConfigError`` only where there is no job to look at: a command line or a file that cannot be parsed.
     """
     overrides = parse_overrides(args)
     path = overrides.get("job", {}).pop("config_file", None)
@@ -88,34 +103,50 @@ def parse_job(args: Sequence[str], stock: Mapping[str, Any]) -> Job:
         raise ConfigError("no job file: add --job.config_file path/to/job.toml. See --help.")
     config_file = Path(path).expanduser()
     tables = load_toml(config_file)
-    check_sections(tables, str(config_file))
+    check_is_job(tables, path)
+    for table, where in ((tables, str(config_file)), (overrides, "command line")):
+        check_sections(table, where, problems)
     zephon = merged(
-        anchored(tables.pop("zephon", {}), config_file.resolve().parent),
-        anchored(overrides.pop("zephon", {}), Path.cwd()),
+        anchored(tables.pop("zephon", {}), Origin.file(config_file)),
+        anchored(overrides.pop("zephon", {}), Origin.command_line()),
     )
-    sections = merged(tables, overrides)
-    return build_job(config_file, sections, zephon, stock)
+    return _job(config_file, merged(tables, overrides), zephon, stock, problems)
 
 
 def build_job(config_file: Path, sections: dict[str, Any], zephon: dict[str, Any], stock: Mapping[str, Any]) -> Job:
     """The ``Job`` of merged ``sections`` and the merged, path-anchored ``[zephon]`` table."""
-    check_global_batch_size(sections)
+    problems = Problems()
+    job = _job(config_file, sections, zephon, stock, problems)
+    problems.refuse()
+    return job
+
+
+def _job(
+    config_file: Path, sections: dict[str, Any], zephon: dict[str, Any], stock: Mapping[str, Any], problems: Problems
+) -> Job:
+    with problems:
+        check_global_batch_size(sections)
+    known = RECIPE_KEYS | RUN_KEYS | JOB_KEYS
     for key in zephon:
-        if key not in RECIPE_KEYS | RUN_KEYS | JOB_KEYS:
-            raise ConfigError(f"zephon.{key}: no such key. {nearest(key, RECIPE_KEYS | RUN_KEYS | JOB_KEYS)}")
-    base = recipe_file(zephon["recipe"]) if "recipe" in zephon else {}
-    recipe_table = merged(base, {k: v for k, v in zephon.items() if k in RECIPE_KEYS})
-    if recipe_table.get("pack", "wrap") == "wrap":  # the stock loaders have no other packing
-        recipe_table = merged(stock, recipe_table)
-    recipe = from_table(Recipe, recipe_table, "zephon")
-    check_sources(recipe, base, "zephon")
+        if key not in known:
+            problems.note(f"zephon.{key}: no such key. {nearest(key, known)}")
+    base: dict[str, Any] = {}
+    with problems:
+        base = recipe_file(zephon["recipe"], problems) if "recipe" in zephon else {"sources": {}}
+    table = merged(base, {k: v for k, v in zephon.items() if k in RECIPE_KEYS})
+    if table.get("pack", "wrap") == "wrap":  # the stock loaders have no other packing
+        table = merged(stock, table)
+    recipe = with_sources(read_table(Recipe, table, "zephon", problems), table, base, "zephon", problems)
+    device: Literal["auto", "cpu"] = "auto"
+    with problems:
+        device = coerce(zephon.get("device", device), Literal["auto", "cpu"], "zephon.device")
     return Job(
         config_file=config_file,
         sections=sections,
         recipe=recipe,
-        settings=run_settings(zephon, sections),
-        validation=validation_recipe(zephon.get("validation"), recipe_table, sections),
-        device=coerce(zephon.get("device", "auto"), Literal["auto", "cpu"], "zephon.device"),
+        settings=run_settings(zephon, sections, problems),
+        validation=validation_recipe(zephon.get("validation"), table, sections, problems),
+        device=device,
     )
 
 
@@ -148,7 +179,6 @@ def parse_overrides(args: Sequence[str]) -> dict[str, dict[str, Any]]:
             if not isinstance(table, dict):
                 raise ConfigError(f"argument {word!r}: {part!r} was given a value before, so it has no keys.")
         table[key] = value
-    check_sections(tables, "command line")
     return tables
 
 
@@ -162,16 +192,29 @@ def literal(text: str) -> Any:
     return value if len(table) == 1 and isinstance(value, (bool, int, float, str, list, dict)) else text
 
 
-def check_sections(tables: dict[str, Any], where: str) -> None:
-    """Refuse unknown sections in ``tables``; rename 0.3's section names to those of ``Job``."""
-    for name, table in tables.items():
+def check_is_job(tables: Mapping[str, Any], path: str) -> None:
+    """Refuse a recipe file that is given in place of a job."""
+    if tables.keys() & RECIPE_KEYS and not tables.keys() & set(SECTIONS):
+        raise ConfigError(
+            f"{path!r} is a recipe, not a job: it has the keys of [zephon] at its top level, and no section such as "
+            f"[training]. Name it in the [zephon] table of a job: recipe = {path!r}. To look at the recipe alone: "
+            f"torchtitan-zephon explain {path} --tokenizer FOLDER."
+        )
+
+
+def check_sections(tables: dict[str, Any], where: str, problems: Problems) -> None:
+    """Note unknown sections in ``tables`` and drop them; rename 0.3's section names to those of ``Job``."""
+    for name, table in list(tables.items()):
         if name not in SECTIONS:
-            raise ConfigError(f"{where}: no section [{name}]. {nearest(name, SECTIONS)}")
-        if not isinstance(table, Mapping):
-            raise ConfigError(f"{where}: {name} = {table!r}: [{name}] is a section of keys, not a value.")
+            problems.note(f"{where}: no section [{name}]. {nearest(name, SECTIONS)}")
+        elif not isinstance(table, Mapping):
+            problems.note(f"{where}: {name} = {table!r}: [{name}] is a section of keys, not a value.")
+        else:
+            continue
+        del tables[name]
     for new, old in ALIASES.items():
         if new in tables and old in tables:
-            raise ConfigError(f"{where}: [{new}] and [{old}] are one section under two names; keep one.")
+            problems.note(f"{where}: [{new}] and [{old}] are one section under two names; keep one.")
         if new in tables:
             tables[old] = tables.pop(new)
 
@@ -189,69 +232,82 @@ def check_global_batch_size(sections: Mapping[str, Any]) -> None:
     )
 
 
-def anchored(zephon: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The ``[zephon]`` table with every relative path in it made absolute against ``folder``."""
-    table = anchor_paths(zephon, folder)
+def anchored(zephon: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
+    """The ``[zephon]`` table that was stated at ``origin``, with every relative path in it made absolute."""
+    table = anchor_paths(zephon, origin)
     if isinstance(table.get("recipe"), str):
-        table["recipe"] = str(folder / Path(table["recipe"]).expanduser())
+        table["recipe"] = origin.anchored(table["recipe"])
     if isinstance(table.get("validation"), Mapping):
-        table["validation"] = anchor_paths(table["validation"], folder)
+        table["validation"] = anchor_paths(table["validation"], origin)
     return table
 
 
-def recipe_file(path: Any) -> dict[str, Any]:
-    """The table of the recipe file at ``path``, its source paths anchored, its keys checked."""
+def recipe_file(path: Any, problems: Problems) -> dict[str, Any]:
+    """The table of the recipe file at ``path``, its source paths anchored, without keys that a recipe does not have."""
     path = coerce(path, str, "zephon.recipe")
-    table = anchor_paths(load_toml(path), Path(path).parent)
+    table = recipe_table(path)
     for key in table:
         if key not in RECIPE_KEYS:
-            raise ConfigError(f"{path}: {key}: no such key of a recipe. {nearest(key, RECIPE_KEYS)}")
-    return table
+            problems.note(f"{path}: {key}: no such key of a recipe. {nearest(key, RECIPE_KEYS)}")
+    return {"sources": {}, **{k: v for k, v in table.items() if k in RECIPE_KEYS}}
 
 
-def run_settings(zephon: Mapping[str, Any], sections: Mapping[str, Any]) -> RunSettings:
+def run_settings(zephon: Mapping[str, Any], sections: Mapping[str, Any], problems: Problems) -> RunSettings:
     """The run settings of ``[zephon]``; its ``ledger = true`` means ``<job.dump_folder>/ledger``."""
     table = {k: v for k, v in zephon.items() if k in RUN_KEYS}
     if isinstance(table.get("allow_changes"), str):  # one word, or words with commas, as TorchTitan's own lists
         table["allow_changes"] = table["allow_changes"].split(",")
-    if coerce(table.pop("ledger", False), bool, "zephon.ledger"):
-        folder = coerce(sections.get("job", {}).get("dump_folder", "./outputs"), str, "job.dump_folder")
-        table["ledger"] = str(Path(folder) / "ledger")
-    return from_table(RunSettings, table, "zephon")
+    ledger = table.pop("ledger", False)
+    with problems:
+        if coerce(ledger, bool, "zephon.ledger"):
+            folder = coerce(sections.get("job", {}).get("dump_folder", "./outputs"), str, "job.dump_folder")
+            table["ledger"] = str(Path(folder) / "ledger")
+    return read_table(RunSettings, table, "zephon", problems)
 
 
-def validation_recipe(table: Any, training: Mapping[str, Any], sections: Mapping[str, Any]) -> Recipe | None:
+def validation_recipe(
+    table: Any, training: Mapping[str, Any], sections: Mapping[str, Any], problems: Problems
+) -> Recipe | None:
     """The recipe of ``[zephon.validation]``: its own sources, the rest inherited, not shuffled.
 
-    Raises ``ConfigError`` if ``[validation]`` is enabled and no source is named.
+    It is a problem if ``[validation]`` is enabled and no source is named.
     """
+    where = "zephon.validation"
     if table is None:
         if sections.get("validation", {}).get("enable"):
-            raise ConfigError(
+            problems.note(
                 "validation.enable is true and there is no validation data: add a table such as "
                 '[zephon.validation.sources.NAME] with path = "data/valid.jsonl".'
             )
         return None
-    table = coerce(table, dict[str, Any], "zephon.validation")
+    own: dict[str, Any] = {}
+    with problems:
+        own = coerce(table, dict[str, Any], where)
     inherited = {k: v for k, v in training.items() if k != "sources"}
-    recipe = from_table(Recipe, {**inherited, **UNSHUFFLED, **table}, "zephon.validation")
-    check_sources(recipe, {}, "zephon.validation")
-    return recipe
+    recipe = read_table(Recipe, {**inherited, **UNSHUFFLED, **own}, where, problems)
+    return with_sources(recipe, own, {"sources": {}}, where, problems)
 
 
-def check_sources(recipe: Recipe, base: Mapping[str, Any], where: str) -> None:
-    """Refuse a recipe without sources, and a source without a path (often a misspelt name)."""
-    if not recipe.sources:
+def with_sources(
+    recipe: Recipe, table: Mapping[str, Any], base: Mapping[str, Any], where: str, problems: Problems
+) -> Recipe:
+    """``recipe`` of ``table`` without the sources that have no path (often a misspelt name), each of them noted.
+
+    ``base``: the recipe file's table; without a key "sources" if it could not be read, which is a problem already.
+    """
+    stated = table.get("sources", {})
+    if not stated and "sources" in base:
         way = ' or name a recipe file with recipe = "configs/X.toml"' if where == "zephon" else ""
-        raise ConfigError(
+        problems.note(
             f"{where}.sources: there is no data source. Add a table [{where}.sources.NAME] with "
             f'path = "data/*.jsonl"{way}.'
         )
     known = base.get("sources", {})
     for name, source in recipe.sources.items():
-        if not source.path:
+        if not source.path and not stated[name].keys() - SOURCE_KEYS and not stated[name].get("path"):
             hint = f" The recipe file has no source of that name. {nearest(name, known)}" if known else ""
-            raise ConfigError(f"{where}.sources.{name} has no path: a file, folder or glob of JSONL or Parquet.{hint}")
+            problems.note(f"{where}.sources.{name} has no path: a file, folder or glob of JSONL or Parquet.{hint}")
+    return dataclasses.replace(recipe, sources={n: s for n, s in recipe.sources.items() if s.path})
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

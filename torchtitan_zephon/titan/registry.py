@@ -11,7 +11,7 @@ from typing import Any
 from torchtitan.models import _supported_models
 from torchtitan.trainer import Trainer
 
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError, Problems, nearest
 from .v030 import with_our_data
 from .v030_job import assembled, flavors_of
 
@@ -35,7 +35,7 @@ def configuration(name: str) -> Callable[[], Any]:
         flavors = {re.sub(r"\W", "_", f"{family}_{flavor}").lower(): flavor for flavor in flavors_of(family)}
         if name.lower() in flavors:
             model = {"name": family, "flavor": flavors[name.lower()]}
-            return lambda: with_our_data(assembled({"model": model}))
+            return lambda: with_our_data(assembled({"model": model}, Problems()))
         own = [n for n, f in functions.items() if f.__module__ == module.__name__ and n.startswith(family)]
         known += [*flavors, *own]
     raise ConfigError(f"--config {name}: TorchTitan has no such configuration. {nearest(name, known)}")

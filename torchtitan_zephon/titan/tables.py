@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from ..config import coerce
-from ..errors import ConfigError, nearest
+from ..errors import ConfigError, Problems, nearest
 from . import installed_version
 
 T = TypeVar("T")
@@ -23,17 +23,22 @@ T = TypeVar("T")
 def filled(default: T, table: Mapping[str, Any], where: str) -> T:
     """A copy of TorchTitan's configuration ``default`` with the keys of ``table`` set, at every depth.
 
-    Raises ``ConfigError`` for an unknown key, a value of another type, or one TorchTitan refuses.
+    Raises ``ConfigError`` for all unknown keys and values of another type, or for what TorchTitan refuses.
     """
     hints = typing.get_type_hints(type(default))
-    check_keys(table, [f.name for f in dataclasses.fields(default)], where)  # type: ignore[arg-type]
+    known = [f.name for f in dataclasses.fields(default) if not f.name.startswith("_")]  # type: ignore[arg-type]
     values: dict[str, Any] = {}
-    for key, value in table.items():
-        current, place = getattr(default, key), f"{where}.{key}"
-        if dataclasses.is_dataclass(current) and isinstance(value, Mapping):
-            values[key] = filled(current, value, place)
-        else:
-            values[key] = coerce(spelled(value, hints[key]), hints[key], place)
+    problems = Problems()
+    with problems:
+        check_keys(table, known, where)
+    for key in [key for key in table if key in known]:
+        value, current, place = table[key], getattr(default, key), f"{where}.{key}"
+        with problems:
+            if dataclasses.is_dataclass(current) and isinstance(value, Mapping):
+                values[key] = filled(current, value, place)
+            else:
+                values[key] = coerce(spelled(value, hints[key]), hints[key], place)
+    problems.refuse()
     result: T = checked(where, dataclasses.replace, default, **values)
     return result
 
@@ -48,12 +53,14 @@ def spelled(value: Any, hint: Any) -> Any:
 
 
 def check_keys(table: Iterable[str], known: Iterable[str], where: str, when: str = "") -> None:
-    """Raise ``ConfigError`` for the first key that the installed TorchTitan does not know."""
+    """Raise ``ConfigError`` for the keys that the installed TorchTitan does not know."""
     known = [key for key in known if not key.startswith("_")]
+    problems = Problems()
     for key in table:
         if key not in known:
             hint = nearest(key, known) if known else ""
-            raise ConfigError(f"{where}.{key}: TorchTitan {installed_version()} has no such key{when}. {hint}".rstrip())
+            problems.note(f"{where}.{key}: TorchTitan {installed_version()} has no such key{when}. {hint}".rstrip())
+    problems.refuse()
 
 
 def checked(where: str, build: typing.Callable[..., T], *args: Any, **kwargs: Any) -> T:

@@ -38,8 +38,8 @@ from torchtitan.tools.logging import init_logger, logger
 from torchtitan.tools.profiler import Profiler
 from torchtitan.trainer import Trainer
 
-from ..config import Recipe, coerce, from_table
-from ..errors import ConfigError, nearest
+from ..config import Recipe, coerce, read_table
+from ..errors import ConfigError, Problems, nearest
 from . import cpu
 from .job import Job
 from .tables import check_keys, checked, filled
@@ -124,29 +124,41 @@ def launch(config: Trainer.Config) -> None:
 
 
 def build_config(job: Job) -> ZephonTrainer.Config:
-    """The 0.3.0 configuration that ``job`` means; ``ConfigError`` for what 0.3.0 cannot do."""
-    tables = translated(job.sections)
-    data = {"dataloader": loader(job, job.recipe), "validator": validator(job, tables.pop("validation", {}))}
-    return assembled(tables, **data)
+    """The 0.3.0 configuration that ``job`` means; ``ConfigError`` for all that 0.3.0 cannot do."""
+    problems = Problems()
+    tables = translated(job.sections, problems)
+    parts: dict[str, Any] = {}
+    with problems:
+        parts["dataloader"] = loader(job, job.recipe)
+        parts["validator"] = validator(job, tables.pop("validation", {}))
+    return assembled(tables, problems, **parts)
 
 
-def assembled(tables: dict[str, dict[str, Any]], **parts: Any) -> ZephonTrainer.Config:
-    """A configuration of ``tables``, in 0.3.0's keys, and ``parts`` that are ready; else TorchTitan's defaults."""
+def assembled(tables: dict[str, dict[str, Any]], problems: Problems, **parts: Any) -> ZephonTrainer.Config:
+    """A configuration of ``tables``, in 0.3.0's keys, and ``parts`` that are ready; else TorchTitan's defaults.
+
+    Raises ``ConfigError`` of what is wrong with them, and of the ``problems`` found so far.
+    """
     job_table, model_table = tables.pop("job", {}), tables.pop("model", {})
-    check_keys(job_table, ("dump_folder", "description"), "job")
-    paths = {
-        key: coerce(table.pop(key), str, f"{section}.{key}")
-        for section, table, key in (("job", job_table, "dump_folder"), ("model", model_table, "hf_assets_path"))
-        if key in table
-    }
-    spec = model_spec(model_table)
-    loss = CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size)
-    parts |= {
-        "optimizer": optimizer(tables.pop("optimizer", {})),
-        "activation_checkpoint": activation_checkpoint(tables.pop("activation_checkpoint", {})),
-        "profiler": filled(Profiler.Config(), tables.pop("profiling", {}), "profiling"),
-        "override": override(tables.pop("override", {})),
-    }
+    paths: dict[str, str] = {}
+    for section, table, key in (("job", job_table, "dump_folder"), ("model", model_table, "hf_assets_path")):
+        with problems:
+            if key in table:
+                paths[key] = coerce(table.pop(key), str, f"{section}.{key}")
+    with problems:
+        check_keys(job_table, ("dump_folder", "description"), "job")
+    spec: ModelSpec | None = None
+    with problems:
+        spec = model_spec(model_table)
+    for name, build, section in (
+        ("optimizer", optimizer, "optimizer"),
+        ("activation_checkpoint", activation_checkpoint, "activation_checkpoint"),
+        ("profiler", profiler, "profiling"),
+        ("override", override, "override"),
+    ):
+        with problems:
+            parts[name] = build(tables.pop(section, {}))
+    loss = CrossEntropyLoss.Config(global_vocab_size=None if spec is None else spec.model.vocab_size)
     defaults = {
         "loss": ChunkedLossWrapper.Config(loss_fn=loss),
         "lr_scheduler": LRSchedulersContainer.Config(),
@@ -159,44 +171,50 @@ def assembled(tables: dict[str, dict[str, Any]], **parts: Any) -> ZephonTrainer.
         "comm": CommConfig(),
         "debug": DebugConfig(),
     }
-    parts |= {name: filled(default, tables.pop(name, {}), name) for name, default in defaults.items()}
+    for name, default in defaults.items():
+        with problems:
+            parts[name] = filled(default, tables.pop(name, {}), name)
+    problems.refuse()
     assert not tables, f"sections that job.py accepts and nothing maps: {sorted(tables)}"
     return checked("job", ZephonTrainer.Config, model_spec=spec, **paths, **parts)
 
 
-def translated(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """``sections`` in 0.3.0's keys (0.2's section names stay): ``MOVED``, ``FIXED`` and refusals done."""
+def translated(sections: Mapping[str, Mapping[str, Any]], problems: Problems) -> dict[str, dict[str, Any]]:
+    """``sections`` in 0.3.0's keys (0.2's section names stay): ``MOVED`` and ``FIXED`` done, refusals noted."""
     tables: dict[str, dict[str, Any]] = {name: {} for name in sections}
     for section, table in sections.items():
         if section in GONE:
             del tables[section]
             if any((section, key) not in FIXED for key in table):
-                raise ConfigError(f"[{section}] is not in TorchTitan 0.3.0: {GONE[section]}. Remove the section.")
+                problems.note(f"[{section}] is not in TorchTitan 0.3.0: {GONE[section]}. Remove the section.")
+                continue
         for key, value in table.items():
-            if (section, key) in REFUSED:
-                raise ConfigError(f"{section}.{key} = {value!r} is not used: {REFUSED[section, key]}.")
-            if (section, key) in SAME:
-                if value != sections.get("training", {}).get(key):
-                    raise ConfigError(
-                        f"{section}.{key} = {value!r}: TorchTitan 0.3.0 validates with training.{key}. Remove the key, "
-                        "or state the same number in both."
-                    )
-                continue
-            if (section, key) in FIXED:
-                if value != FIXED[section, key]:
-                    raise ConfigError(
-                        f"{section}.{key} = {value!r}: TorchTitan 0.3.0 has no such key; it always "
-                        f"does what {FIXED[section, key]!r} meant in 0.2. Remove the key."
-                    )
-                continue
-            to_section, to_key = MOVED.get((section, key), (section, key))
-            target = tables.setdefault(to_section, {})
-            if (section, key) in MOVED and to_key in sections.get(to_section, {}):
-                raise ConfigError(
-                    f"{section}.{key} is {to_section}.{to_key} in TorchTitan 0.3.0, and both are set; keep one."
-                )
-            target[to_key] = value
+            with problems:
+                check_translatable(sections, section, key, value)
+                if (section, key) in SAME or (section, key) in FIXED:
+                    continue
+                to_section, to_key = MOVED.get((section, key), (section, key))
+                tables.setdefault(to_section, {})[to_key] = value
     return tables
+
+
+def check_translatable(sections: Mapping[str, Mapping[str, Any]], section: str, key: str, value: Any) -> None:
+    """Raise ``ConfigError`` for a key of 0.2 with a value that 0.3.0 has no word for."""
+    if (section, key) in REFUSED:
+        raise ConfigError(f"{section}.{key} = {value!r} is not used: {REFUSED[section, key]}.")
+    if (section, key) in SAME and value != sections.get("training", {}).get(key):
+        raise ConfigError(
+            f"{section}.{key} = {value!r}: TorchTitan 0.3.0 validates with training.{key}. Remove the key, "
+            "or state the same number in both."
+        )
+    if (section, key) in FIXED and value != FIXED[section, key]:
+        raise ConfigError(
+            f"{section}.{key} = {value!r}: TorchTitan 0.3.0 has no such key; it always "
+            f"does what {FIXED[section, key]!r} meant in 0.2. Remove the key."
+        )
+    to_section, to_key = MOVED.get((section, key), (section, key))
+    if (section, key) in MOVED and to_key in sections.get(to_section, {}):
+        raise ConfigError(f"{section}.{key} is {to_section}.{to_key} in TorchTitan 0.3.0, and both are set; keep one.")
 
 
 def loader(job: Job, recipe: Recipe, **settings: Any) -> ZephonDataLoader.Config:
@@ -209,6 +227,11 @@ def validator(job: Job, table: Mapping[str, Any]) -> Validator.Config:
     """The stock validator, reading the job's validation recipe. It writes no batch ledger."""
     data = {} if job.validation is None else {"dataloader": loader(job, job.validation, ledger=None)}
     return filled(Validator.Config(**data), table, "validation")
+
+
+def profiler(table: Mapping[str, Any]) -> Profiler.Config:
+    """``[profiling]``, under 0.2's name."""
+    return filled(Profiler.Config(), table, "profiling")
 
 
 def override(table: Mapping[str, Any]) -> OverrideConfig:
@@ -238,11 +261,16 @@ def model_spec(table: Mapping[str, Any]) -> ModelSpec:
     registry = module.model_registry
     hints = typing.get_type_hints(registry)
     known = [k for k in inspect.signature(registry).parameters if k not in ("flavor", "converters")]
-    check_keys(arguments, ("name", "flavor", "hf_assets_path", *known), "model")
-    arguments = {k: coerce(v, hints[k], f"model.{k}") for k, v in arguments.items()}
+    problems = Problems()
+    with problems:
+        check_keys(arguments, ("name", "flavor", "hf_assets_path", *known), "model")
+    for key in [key for key in arguments if key in known]:
+        with problems:
+            arguments[key] = coerce(arguments[key], hints[key], f"model.{key}")
     flavors = flavors_of(name)
     if flavor not in flavors:
-        raise ConfigError(f"model.flavor = {flavor!r}: {name} has no such flavor. {nearest(flavor, flavors)}")
+        problems.note(f"model.flavor = {flavor!r}: {name} has no such flavor. {nearest(flavor, flavors)}")
+    problems.refuse()
     spec: ModelSpec = checked("model", registry, flavor, **arguments)
     if not isinstance(spec.model, Decoder.Config):
         raise ConfigError(f"model.name = {name!r} does not read text; this loader feeds token sequences.")
@@ -265,18 +293,24 @@ def optimizer(table: Mapping[str, Any]) -> OptimizersContainer.Config:
     """``[optimizer]``: 0.2's short keys, or 0.3.0's ``param_groups``, not both."""
     short_keys = [f.name for f in dataclasses.fields(Adam)]
     own_keys = [f.name for f in dataclasses.fields(OptimizersContainer.Config)]
-    check_keys(table, (*short_keys, *own_keys), "optimizer")
+    problems = Problems()
+    with problems:
+        check_keys(table, (*short_keys, *own_keys), "optimizer")
     short = {k: v for k, v in table.items() if k in short_keys}
     own = {k: v for k, v in table.items() if k in own_keys}
     if short and "param_groups" in own:
-        raise ConfigError(
+        problems.note(
             f"optimizer.param_groups is set beside {', '.join(short)}; each group states its "
             "own optimizer_kwargs, so keep one of the two forms."
         )
-    adam = from_table(Adam, short, "optimizer")
+    adam = read_table(Adam, short, "optimizer", problems)
     kwargs = {"lr": adam.lr, "betas": (adam.beta1, adam.beta2), "eps": adam.eps, "weight_decay": adam.weight_decay}
     group = ParamGroupConfig(pattern=r".*", optimizer_name=adam.name, optimizer_kwargs=kwargs)
-    return filled(OptimizersContainer.Config(param_groups=[group]), own, "optimizer")
+    config = OptimizersContainer.Config(param_groups=[group])
+    with problems:
+        config = filled(config, own, "optimizer")
+    problems.refuse()
+    return config
 
 
 def activation_checkpoint(table: Mapping[str, Any]) -> ActivationCheckpointing.Config | None:

@@ -1,0 +1,40 @@
+"""A restore ends with a line that says what it read again, and for how long."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios import rank_steps, small_pipeline
+
+
+def restored(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The lines about a restore that has ended; none may be louder than INFO."""
+    lines = [record for record in caplog.records if "restored" in record.getMessage()]
+    assert all(record.levelno == logging.INFO and record.name.startswith("torchtitan_zephon.") for record in lines)
+    return [record.getMessage() for record in lines]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 8])
+def test_a_restore_ends_with_a_line_of_sequences_lanes_and_seconds(
+    steps: int, sources: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="torchtitan_zephon")
+    stream = small_pipeline(sources).for_rank(0, 1)
+    rank_steps(stream, steps)
+    state = stream.state_dict()
+    stream.close()
+    assert restored(caplog) == []  # a stream that begins has nothing to restore
+
+    again = small_pipeline(sources).for_rank(1, 2)
+    again.load_state_dict(state)
+    rank_steps(again, 2)
+    again.close()
+    own = [json.loads(state["lane"][key])["delivered"] for key in ("00002", "00003")]
+    [line] = restored(caplog)
+    assert re.fullmatch(rf"restored: {sum(own)} sequences of 2 lanes read again in \d+\.\d s", line), line
+    assert sum(own) or not steps % 6

@@ -1,0 +1,101 @@
+"""A hash of a content sample of each file, and a look at its first bytes.
+
+What flows in: files and sizes. What flows out: a hash a file. A source of up to 16 MiB is hashed whole (about 10 ms); a
+larger one is sampled evenly within that budget, so a change between samples is found only when the stream's digest
+meets it in a restore. A file that holds something else than its name says, and can be told by its first bytes, is
+refused here: a pointer of Git LFS, or one JSON array.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+from ..errors import SourceError
+from .walk import File, trouble
+
+SAMPLE_BYTES = 16 * 2**20
+"""Content hashed per source, spread over its shards."""
+SAMPLES_PER_SHARD = 16
+MOST_SAMPLED_SHARDS = 4096
+_POINTERS = {
+    b"version https://git-lfs.github.com/spec/": "of Git LFS; run `git lfs pull` in its repository",
+    b"/annex/objects/": "of git-annex; run `git annex get` in its repository",
+}
+_POINTER_BYTES = range(64, 1025)
+"""Sizes that a pointer can have."""
+
+
+def sample(source: str, kind: str, root: Path, files: list[File]) -> list[str]:
+    """A hash of each file's sample; '' for those left out where there are very many, which are only asked for.
+
+    Raises ``SourceError`` for a file that may not be read, or that holds no records.
+    """
+    every = -(-len(files) // MOST_SAMPLED_SHARDS)
+    total = sum(file.num_bytes for file in files)
+    budget = None if total <= SAMPLE_BYTES else SAMPLE_BYTES // -(-len(files) // every)
+    samples = []
+    prefix = os.path.join(root, "")  # noqa: PTH118
+    for i, (name, num_bytes, _) in enumerate(files):
+        path = prefix + local_name(name)
+        try:
+            if i % every:
+                samples.append("")
+                head = _head(path) if num_bytes in _POINTER_BYTES else _allowed(path)
+            else:
+                digest, head = _sample_file(path, num_bytes, budget)
+                samples.append(digest)
+        except OSError as error:
+            raise SourceError(f"source {source!r}: {path!r} {trouble(Path(path), error)}") from None
+        if head and (problem := _problem(kind, head)):
+            raise SourceError(f"source {source!r}: {path!r} {problem}")
+    return samples
+
+
+def local_name(name: str) -> str:
+    """What Python calls a file here whose name in UTF-8 is ``name``; that is the same but for odd locales."""
+    return name if name.isascii() else os.fsdecode(name.encode())
+
+
+def _sample_file(path: str, size: int, budget: int | None) -> tuple[str, bytes]:
+    """The hash of a sample, and the file's first bytes."""
+    h = hashlib.blake2b(digest_size=8)
+    with open(path, "rb") as f:
+        if budget is None or size <= budget:
+            head = b""
+            for block in iter(lambda: f.read(2**20), b""):
+                head = head or block[:64]
+                h.update(block)
+        else:
+            head = f.read(64)
+            length = max(1, budget // SAMPLES_PER_SHARD)
+            for k in range(SAMPLES_PER_SHARD):
+                f.seek((size - length) * k // (SAMPLES_PER_SHARD - 1))
+                h.update(f.read(length))
+    return h.hexdigest(), head
+
+
+def _head(path: str) -> bytes:
+    with open(path, "rb") as f:
+        return f.read(64)
+
+
+def _allowed(path: str) -> bytes:
+    """No bytes; ``PermissionError`` for a file that this user may not read."""
+    if not os.access(path, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return b""
+
+
+def _problem(kind: str, head: bytes) -> str | None:
+    for begin, what in _POINTERS.items():
+        if head.startswith(begin):
+            return f"is a pointer {what}, which puts the file itself in its place."
+    if kind == "jsonl" and head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+        return (
+            f"begins with {head[:20]!r}: it is one JSON array, or a line of it is, where each line must be an object. "
+            "Write one record a line, for example with: jq -c '.[]' IN.json > OUT.jsonl"
+        )
+    return None
