@@ -16,7 +16,7 @@ import pytest
 import tokenizers
 
 from tests.scenarios import BOS, EOS, texts_of, tokenizer_folder, write_jsonl, write_parquet
-from torchtitan_zephon import ConfigError, TokenizerError
+from torchtitan_zephon import ConfigError
 from torchtitan_zephon.check import Release, Report, check, find_release
 from torchtitan_zephon.check.text import WIDTH, check_text
 from torchtitan_zephon.cli import VERSION, main
@@ -103,8 +103,9 @@ def all_chunks(program: Program, source: int) -> list[Chunk]:
 def test_each_source_is_listed_with_what_it_holds(job_file: Path) -> None:
     news, wiki = report_of(job_file).train.sources
     sizes = [file.stat().st_size for file in (job_file.parent / "news").iterdir()]
-    assert (news.name, news.share, news.format, news.shards, news.num_bytes) == ("news", 0.75, "jsonl", 2, sum(sizes))
-    assert (wiki.name, wiki.share, wiki.format, wiki.shards) == ("wiki", 0.25, "parquet", 1)
+    assert (news.name, news.share, news.manifest.format, len(news.manifest.shards)) == ("news", 0.75, "jsonl", 2)
+    assert news.num_bytes == sum(sizes)
+    assert (wiki.name, wiki.share, wiki.manifest.format, len(wiki.manifest.shards)) == ("wiki", 0.25, "parquet", 1)
     assert news.lane_chunks == news.chunks / 16
 
 
@@ -356,9 +357,10 @@ def test_all_problems_of_a_job_are_told_in_one_answer(job_file: Path, capsys: py
         "does not fit on 5 data-parallel ranks: lanes = 32",
         "model.hf_assets_path = 'no/such/tokenizer' is not a folder",
         "source 'body', shard '0.jsonl', line at byte 0: there is no field 'body'",
-        f"source 'cli': there is no file or folder '{ROOT / 'data'}'. It is stated as 'data' on the command line",
-        f"source 'gone': there is no file or folder '{job_file.parent / 'gone'}'. It is stated as 'gone' in "
-        f"'{job_file}', and a relative path in a TOML file is relative to that file",
+        f"source 'cli': there is no file or folder '{ROOT / 'data'}'; '{ROOT}' is there, and has no 'data'. It is "
+        "stated as 'data' on the command line, where a relative path is relative to the working folder",
+        f"source 'gone': there is no file or folder '{job_file.parent / 'gone'}'; '{job_file.parent}' is there, and "
+        f"has no 'gone'. It is stated as 'gone' in '{job_file}', and a relative path in a TOML file is relative to",
         "there is no folder 'no/such'",
     ]
     places = [told.find(text) for text in expected]
@@ -543,13 +545,11 @@ def test_characters_that_the_tokenizer_drops_are_warned_of_by_source(job_file: P
 def test_a_tokenizer_folder_that_cannot_be_used_is_refused_with_the_way_out(job_file: Path) -> None:
     folder = with_tokenizer(job_file, {})
     (folder / "tokenizer.json").rename(folder / "tokenizer.model")
-    with pytest.raises(
-        TokenizerError, match=r"hf_assets_path = .*'tokenizer\.model', a SentencePiece.*save_pretrained"
-    ):
-        report_of(job_file)
+    [problem] = report_of(job_file).problems
+    assert re.search(r"hf_assets_path = .*'tokenizer\.model', a SentencePiece.*save_pretrained", problem)
     shutil.rmtree(folder)
-    with pytest.raises(TokenizerError, match=r"hf_assets_path = .*is not a folder.*relative to the working folder"):
-        report_of(job_file)
+    [problem] = report_of(job_file).problems
+    assert re.search(r"hf_assets_path = .*is not a folder.*relative to the working folder", problem)
 
 
 # ---- files

@@ -137,7 +137,4 @@ def _missing(source: str, path: str, given: Path, root: Path) -> SourceError:
     absent = [part for part in [*reversed(whole.parents), whole] if not _is_there(part)]
     there = f"; {str(absent[0].parent)!r} is there, and has no {absent[0].name!r}" if absent else ""
     looked = "" if given.is_absolute() else f"; this is relative to the working folder, {str(Path.cwd())!r}"
-    return SourceError(
-        f"source {source!r}: there is {what}{looked}{there}. A relative path in a TOML file is relative to that file; "
-        "on the command line and in Python, to the working folder."
-    )
+    return SourceError(f"source {source!r}: there is {what}{looked}{there}.")
