@@ -106,11 +106,14 @@ ALLOWED: dict[str, set[str]] = {
         "titan",
     },
     "torch_dataset": {"pipeline", "run", "errors"},
-    "train": {"titan", "errors"},
+    "torch_exchange": {"errors"},
+    "launch": {"errors"},
+    "train": {"launch", "titan", "errors"},
     "titan": {
         "titan",
         "changes",
         "metrics",
+        "torch_exchange",
         "config",
         "toml_files",
         "plan",
@@ -123,8 +126,8 @@ ALLOWED: dict[str, set[str]] = {
     },
 }
 TORCH = {"torch", "torchtitan", "torchdata", "tyro", "spmd_types"}
-# `torch_dataset` is the adapter for torch without TorchTitan; `__init__` does not import it.
-MAY_IMPORT_TORCH = ("titan", "torch_dataset")
+# `torch_dataset` and `torch_exchange` adapt to torch without TorchTitan; `__init__` imports neither.
+MAY_IMPORT_TORCH = ("titan", "torch_dataset", "torch_exchange")
 PURE = ("plan", "ops", "lane", "sealed", "state", "records")
 IMPURE_MODULES = {"random", "time", "datetime", "secrets", "uuid", "threading", "socket", "multiprocessing"}
 

@@ -27,7 +27,7 @@ from torchtitan_zephon.errors import ReplayError
 from torchtitan_zephon.ops.tokenizer_files import load_tokenizer
 from torchtitan_zephon.plan.layout import Layout
 from torchtitan_zephon.program import compile_program
-from torchtitan_zephon.read import files
+from torchtitan_zephon.read import sample
 
 Sources = dict[str, Path]
 
@@ -220,7 +220,7 @@ def test_another_global_batch_size_is_refused(sources: Sources, state: dict[str,
 def test_a_change_that_the_sample_missed_is_caught_by_the_replay_and_names_the_source(
     sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_sample_file", lambda path, size, budget: "same")
+    monkeypatch.setattr(sample, "_sample_file", lambda path, size, budget: ("same", b"{"))
     _, state = global_batches(small_pipeline(sources), 2, 9)
     for shard in sources["wiki"].iterdir():
         shard.write_bytes(re.sub(rb"the|and|for|was", lambda m: m[0].upper(), shard.read_bytes()))

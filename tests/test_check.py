@@ -104,8 +104,8 @@ def test_each_source_is_listed_with_what_it_holds(job_file: Path) -> None:
     news, wiki = report_of(job_file).train.sources
     sizes = [file.stat().st_size for file in (job_file.parent / "news").iterdir()]
     assert (news.name, news.share, news.manifest.format, len(news.manifest.shards)) == ("news", 0.75, "jsonl", 2)
-    assert news.num_bytes == sum(sizes)
     assert (wiki.name, wiki.share, wiki.manifest.format, len(wiki.manifest.shards)) == ("wiki", 0.25, "parquet", 1)
+    assert news.num_bytes == sum(sizes)
     assert news.lane_chunks == news.chunks / 16
 
 
@@ -357,10 +357,11 @@ def test_all_problems_of_a_job_are_told_in_one_answer(job_file: Path, capsys: py
         "does not fit on 5 data-parallel ranks: lanes = 32",
         "model.hf_assets_path = 'no/such/tokenizer' is not a folder",
         "source 'body', shard '0.jsonl', line at byte 0: there is no field 'body'",
-        f"source 'cli': there is no file or folder '{ROOT / 'data'}'; '{ROOT}' is there, and has no 'data'. It is "
-        "stated as 'data' on the command line, where a relative path is relative to the working folder",
+        f"source 'cli': there is no file or folder '{ROOT / 'data'}'; '{ROOT}' is there, and has no 'data'. "
+        "It is stated as 'data' on the command line",
         f"source 'gone': there is no file or folder '{job_file.parent / 'gone'}'; '{job_file.parent}' is there, and "
-        f"has no 'gone'. It is stated as 'gone' in '{job_file}', and a relative path in a TOML file is relative to",
+        "has no 'gone'. It is stated as 'gone' in "
+        f"'{job_file}', and a relative path in a TOML file is relative to that file",
         "there is no folder 'no/such'",
     ]
     places = [told.find(text) for text in expected]
@@ -517,7 +518,7 @@ def test_a_document_is_shown_as_it_is_read_with_what_the_tokenizer_adds_itself(j
     tokenizer.save(str(folder / "tokenizer.json"))
     text = check_text(report_of(job_file))
     assert f"is read as  {BOS} text {EOS}  (BOS by tokenizer_config.json, EOS by" in text
-    assert "warning" not in text
+    assert "Warning" not in text
 
 
 def test_nothing_behind_a_document_is_warned_of_once_and_not_if_it_was_asked_for(job_file: Path) -> None:
@@ -525,9 +526,9 @@ def test_nothing_behind_a_document_is_warned_of_once_and_not_if_it_was_asked_for
     report = report_of(job_file)
     text = " ".join(check_text(report).split())
     assert report.good
-    assert text.count("warning: nothing ends a document (BOS by tokenizer_config.json, no EOS named)") == 1
+    assert text.count("Warning: nothing ends a document (BOS by tokenizer_config.json, no EOS named)") == 1
     assert f"one is read as {BOS} text, so the model cannot learn where one ends" in text
-    assert "warning" not in check_text(report_of(job_file, "--zephon.add_eos", "false"))
+    assert "Warning" not in check_text(report_of(job_file, "--zephon.add_eos", "false"))
 
 
 def test_characters_that_the_tokenizer_drops_are_warned_of_by_source(job_file: Path) -> None:
@@ -538,18 +539,18 @@ def test_characters_that_the_tokenizer_drops_are_warned_of_by_source(job_file: P
     (folder / "tokenizer.json").write_text(json.dumps(data), "utf-8")
     text = " ".join(check_text(report_of(job_file)).split())
     for name in ("news", "wiki"):
-        assert f"warning: source '{name}': " in text
+        assert f"Warning: source '{name}': " in text
     assert "are dropped without a trace, as the tokenizer has no token for them: '🚀' in " in text
 
 
 def test_a_tokenizer_folder_that_cannot_be_used_is_refused_with_the_way_out(job_file: Path) -> None:
     folder = with_tokenizer(job_file, {})
     (folder / "tokenizer.json").rename(folder / "tokenizer.model")
-    [problem] = report_of(job_file).problems
-    assert re.search(r"hf_assets_path = .*'tokenizer\.model', a SentencePiece.*save_pretrained", problem)
+    [said] = report_of(job_file).problems
+    assert re.search(r"hf_assets_path = .*'tokenizer\.model', a SentencePiece.*save_pretrained", said)
     shutil.rmtree(folder)
-    [problem] = report_of(job_file).problems
-    assert re.search(r"hf_assets_path = .*is not a folder.*relative to the working folder", problem)
+    [said] = report_of(job_file).problems
+    assert re.search(r"hf_assets_path = .*is not a folder.*relative to the working folder", said)
 
 
 # ---- files

@@ -27,6 +27,11 @@ def snippets(language: str) -> list[pytest.ParameterSet]:
 @pytest.mark.parametrize("text", snippets("python"))
 def test_a_python_snippet_runs_in_the_repository(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+    if "torch.distributed" in text:  # a job of one process, as torchrun would start it
+        pytest.importorskip("torch")
+        place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+        for name, value in place.items():
+            monkeypatch.setenv(name, value)
     exec(compile(text, "snippet", "exec"), {"__name__": "snippet"})
 
 

@@ -92,7 +92,7 @@ class Recipe:
     )
     estimate_bytes: int = setting(
         512 * 1024,
-        "Bytes of each source that are tokenised once, when the stream begins, to measure its tokens per byte.",
+        "Tokens per byte of each source are measured when the stream begins, at one place for every 4 KiB of this.",
         low=1,
         high=2**32,
     )

@@ -26,6 +26,9 @@ from collections.abc import Iterable
 class ZephonError(ValueError):
     """Base of all errors raised on purpose by this package."""
 
+    of_all_ranks = False
+    """Whether every rank of the job raises the same error at the same place."""
+
 
 class ConfigError(ZephonError):
     """A setting that cannot work, or a key that does not exist; ``ConfigError(a, b)`` tells of two such problems."""

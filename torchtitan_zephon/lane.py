@@ -17,6 +17,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from .errors import ReplayError, SourceError
 from .ops.pack import FirstFit, Packer, Wrap, WrapAcross, padding_row
 from .ops.shuffle import ShuffleBuffer
@@ -43,10 +45,11 @@ class LaneProgram:
 
 
 class _Hashed(NamedTuple):
-    """A sequence and its hash, taken while it is warm from packing."""
+    """A sequence and its hash, taken while it is warm from packing; ``tokens``: float64 [sources], from each source."""
 
     sequence: Sequence
     sha256: bytes
+    tokens: np.ndarray
 
 
 class _Ready(NamedTuple):
@@ -77,9 +80,11 @@ class Lane:
         self._start, self._delivered, self._digest = start, 0, start.digest
         self._sequences = 0 if state is None else state.sequences - state.delivered
         self._source_digests = self._no_digests = self.read_digests = ("",) * sources
+        self._delivered_tokens = _behind(start)
         # The packer's place: at the start of the taker's segment, then running ahead of it.
         self._tokens, self._packing_digests = list(start.tokens), list(self._no_digests)
         self._scheduled = start.cursor.scheduled_tokens
+        self._runs = start.cursor.runs
         self._packer = _packer(program, start.carry)
         self._begin_segment(start.segment)
         if program.plan.next(start.cursor) is None:
@@ -112,8 +117,17 @@ class Lane:
 
     @property
     def source_runs(self) -> tuple[int, ...]:
-        """Runs of each source planned since the stream began."""
-        return self._planned.runs
+        """Runs of each source from which these tokens come."""
+        return self._runs
+
+    @property
+    def delivered_tokens(self) -> tuple[int, ...]:
+        """Of the tokens packed from each source, those the taker has.
+
+        All tokens of the segments behind it, without the carry, and the inputs taken of the segment at hand. So the
+        number depends on the taker's place alone, and is the same after a restore.
+        """
+        return tuple(map(int, self._delivered_tokens.tolist()))
 
     def plan_chunk(self) -> Chunk | None:
         """The next chunk to fetch, or None at the end of a finite stream."""
@@ -128,6 +142,7 @@ class Lane:
         """Take in the tokens of the oldest pending chunk."""
         chunk, behind = self._pending.popleft()
         self._scheduled = behind.scheduled_tokens
+        self._runs = behind.runs
         self.balance.add(tokens.balance)
         self._check_barren(tokens)
         s = chunk.source
@@ -144,7 +159,8 @@ class Lane:
     def _emit(self, rows: Rows, last: bool = False) -> None:
         """Send packed rows through the shuffle buffer; ``last`` empties it and ends the lane."""
         self.balance.last_tokens, self.balance.unused_tokens = self._packer.last_tokens, self._packer.unused_tokens
-        out = [s for r in range(len(rows)) for s in self._buffer.push(_hashed(rows, r))]
+        tokens = rows.source_tokens(len(self._tokens))
+        out = [s for r in range(len(rows)) for s in self._buffer.push(_hashed(rows, r, tokens[r]))]
         if last:
             out += self._buffer.flush()
             self._finished = True
@@ -185,16 +201,18 @@ class Lane:
         """The next sequence; padding if the lane is dry. Call only if ``ready`` or ``dry``."""
         if self.dry:
             padding = padding_row(self.program.seq_len, self.program.padding_id)
-            entry = _Ready(_hashed(padding, 0), self._source_digests, None)
+            entry = _Ready(_hashed(padding, 0, np.zeros(len(self._tokens))), self._source_digests, None)
         else:
             entry = self._ready.popleft()
-        sequence, self.taken_hash = entry.hashed
+        sequence, self.taken_hash, tokens = entry.hashed
+        self._delivered_tokens += tokens
         self._digest = hashlib.sha256(bytes.fromhex(self._digest) + self.taken_hash).hexdigest()
         self._sequences += 1
         self._delivered += 1
         self._source_digests = self.read_digests = entry.source_digests
         if entry.next_start is not None:
             self._start, self._delivered = replace(entry.next_start, digest=self._digest), 0
+            self._delivered_tokens = _behind(entry.next_start)
             self._source_digests = self._no_digests
         self.balance.sequences += 1
         self.balance.tokens_out += sequence.filled
@@ -203,7 +221,12 @@ class Lane:
 
     def state(self) -> LaneState:
         """Where the taker is."""
-        return LaneState(self.number, self._start, self._delivered, self._sequences, self._digest, self._source_digests)
+        return LaneState(self.number, *self.place)
+
+    @property
+    def place(self) -> tuple[SegmentStart, int, int, str, tuple[str, ...]]:
+        """The fields of ``state`` but the lane's number; cheap enough to take at every step."""
+        return self._start, self._delivered, self._sequences, self._digest, self._source_digests
 
     def check_replay(self, saved: LaneState) -> None:
         """After ``saved.delivered`` sequences were replayed: raise unless they are the same ones."""
@@ -237,9 +260,15 @@ def usable(tokens: Tokens, label_shift: str) -> int:
     return len(tokens.ids) if label_shift == "sequence" else tokens.num_inputs
 
 
-def _hashed(rows: Rows, row: int) -> _Hashed:
+def _hashed(rows: Rows, row: int, tokens: np.ndarray) -> _Hashed:
     sequence = Sequence(rows, row)
-    return _Hashed(sequence, sequence_hash(sequence))
+    return _Hashed(sequence, sequence_hash(sequence), tokens)
+
+
+def _behind(start: SegmentStart) -> np.ndarray:
+    """Tokens of each source in the segments behind ``start``, float64 [sources]: all that were packed but the carry."""
+    carry, sources = start.carry, len(start.tokens)
+    return np.array(start.tokens, float) - np.bincount(carry.origin[:, 0], np.diff(carry.offsets), sources)
 
 
 def sequence_hash(sequence: Sequence) -> bytes:

@@ -1,13 +1,18 @@
 """The loader's figures for TorchTitan's own metric logger (TensorBoard, W&B).
 
-What flows in: a rank's stream while it is read. What flows out: a flat table of numbers, for the
-lanes of this rank, since the last reading where a rate is meant. Reading them costs no collective.
+What flows in: a rank's stream while it is read. What flows out: a flat table of numbers, since the
+last reading where a rate is meant. Rates are of this rank. Shares and passes are of all ranks: each
+posts its own on a ``Board`` when it takes the last batch of a step that is logged, which is before
+the trainer's own reduction of the loss, so the rank that logs finds those of the same step there.
+Nobody waits, and there is no collective.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,11 +25,19 @@ NAMES = {
     "tokens_per_second": "Tokens handed to the trainer by this rank's loader, over wall time since the last line.",
     "ready_sequences": "Packed sequences that could be handed out now.",
     "restore_seconds": "From the first batch asked for after a resume to its arrival, replay included; else 0.",
-    "share/SOURCE": "Share of the tokens packed by this rank's lanes that came from the source, since step 1.",
+    "share/SOURCE": "Share of the tokens handed to the trainers of all ranks that came from the source, since step 1.",
     "share_error/SOURCE": "That share less the source's weight.",
-    "epoch/SOURCE": "Passes through the source, planned by this rank's lanes.",
+    "epoch/SOURCE": "Passes through the source that were handed to the trainers of all ranks.",
+    "packed_share/SOURCE": "The source's share of what this rank has packed, which runs ahead of its trainer.",
 }
 """Metric, below ``PREFIX``, and what it says."""
+
+
+class Board(Protocol):
+    """Where each rank posts a note that replaces its last one, and any rank can read those of all."""
+
+    def post(self, note: bytes) -> None: ...
+    def notes(self) -> list[bytes]: ...
 
 
 class Gauges:
@@ -32,9 +45,15 @@ class Gauges:
 
     def __init__(self, stream: RankStream) -> None:
         self._stream = stream
+        self._board: Board | None = None
+        self._logged: Callable[[int], bool] = lambda step: False
         self._since = time.monotonic()
         self._waited = self._restore = 0.0
         self._tokens = 0
+
+    def share(self, board: Board, logged: Callable[[int], bool]) -> None:
+        """Post on ``board`` at each step of the trainer that is ``logged``, and read the notes of all ranks there."""
+        self._board, self._logged = board, logged
 
     def timed(self, batches: RankStream) -> Iterator[Batch]:
         """``batches``, with the time taken by each counted."""
@@ -50,7 +69,16 @@ class Gauges:
             if batch is None:
                 return
             self._tokens += batch.input.size
+            if self._board and not batches.waiting and self._logged(batches.first_step + batches.step):
+                self._board.post(json.dumps(self._note()).encode())
             yield batch
+
+    def _note(self) -> dict[str, Any]:
+        """What this rank's lanes have handed to the trainer: how many lanes, tokens and runs by source."""
+        figures = self._stream.figures
+        assert figures is not None
+        own = len(self._stream.layout.own_lanes)
+        return {"lanes": own, "tokens": figures.delivered_tokens, "runs": figures.delivered_runs}
 
     def read(self) -> dict[str, float]:
         """``{"zephon/NAME": value}``; see ``NAMES``."""
@@ -66,14 +94,18 @@ class Gauges:
         return {f"{PREFIX}/{name}": value for name, value in {**figures, **mixture}.items()}
 
     def _mixture(self, lanes: Figures) -> dict[str, float]:
-        program, own = self._stream.program, len(self._stream.layout.own_lanes)
-        tokens = np.array(lanes.source_tokens)
-        runs = np.array(lanes.source_runs) * program.recipe.lanes / own
+        program = self._stream.program
+        notes = [json.loads(note) for note in self._board.notes() if note] if self._board else []
+        notes = notes or [self._note()]
+        delivered, packed = np.sum([note["tokens"] for note in notes], axis=0), np.array(lanes.source_tokens)
+        # Ranks that share a lane both count it.
+        runs = np.sum([note["runs"] for note in notes], axis=0) * program.recipe.lanes / sum(n["lanes"] for n in notes)
         weights = np.array([program.recipe.sources[name].weight for name in program.names])
         figures: dict[str, float] = {}
         for s, name in enumerate(program.names):
-            share = float(tokens[s] / max(1, tokens.sum()))
+            share = float(delivered[s] / max(1, delivered.sum()))
             figures[f"share/{name}"] = share
             figures[f"share_error/{name}"] = share - float(weights[s] / weights.sum())
             figures[f"epoch/{name}"] = float(runs[s] / program.tables[s].num_runs)
+            figures[f"packed_share/{name}"] = float(packed[s] / max(1, packed.sum()))
         return figures

@@ -20,7 +20,9 @@ from .plan.layout import Layout
 from .program import Program, compile_program
 from .read.records import Function
 from .records import Batch, Record
+from .run.agree import Exchange, agree, alone
 from .run.process import open_stream
+from .run.statement import statement
 from .run.stream import RankStream
 
 
@@ -195,8 +197,14 @@ class Pipeline:
 
     # ---- use
 
-    def for_rank(self, dp_rank: int, dp_degree: int, *, local_batch_size: int | None = None) -> RankStream:
-        """The share of one data-parallel rank of the same stream."""
+    def for_rank(
+        self, dp_rank: int, dp_degree: int, *, local_batch_size: int | None = None, exchange: Exchange = alone
+    ) -> RankStream:
+        """The share of one data-parallel rank of the same stream.
+
+        ``exchange``: how the processes of a job compare, here and before the first batch, what each is going to read;
+        such as ``torchtitan_zephon.torch_exchange.torch_exchange``. Then all of them must call this together.
+        """
         local = self._stage("batch", "_local_batch_size") if local_batch_size is None else local_batch_size
         lanes = self._recipe.lanes
         layout = Layout(
@@ -207,7 +215,8 @@ class Pipeline:
             local_batch_size=local,
             shared_lanes=self._settings.shared_lanes,
         )
-        return open_stream(self._compiled(), layout, self._settings)
+        program = agree(exchange, self._compiled, lambda program: statement(program, layout))
+        return open_stream(program, layout, self._settings, exchange=exchange)
 
     def explain(self) -> str:
         """The compiled plan in words and numbers; opens the sources, reads none of their text but the sample hash."""

@@ -56,16 +56,18 @@ class Balance:
 class Figures(NamedTuple):
     """What a rank's lanes read and gave since the stream was started or restored, summed over them.
 
-    ``ready``: sequences that could be handed out at once. ``source_tokens``, ``source_runs``: tokens
-    packed from each source and runs planned of it, since step 1; ``scheduled_tokens``: what the plan took the tokens
-    of the chunks that arrived for, by the estimate. A lane that is shared counts whole on each of its ranks.
+    ``ready``: sequences that could be handed out at once. Then by source, since step 1: ``source_tokens``, tokens
+    packed; ``scheduled_tokens``, what the plan took the tokens of the chunks that arrived for, by the estimate;
+    ``delivered_tokens`` and ``delivered_runs``, tokens that the trainer has taken, and the runs they come from. A lane
+    that is shared counts whole on each of its ranks.
     """
 
     balance: Balance
     ready: int
     source_tokens: tuple[int, ...]
     scheduled_tokens: tuple[int, ...]
-    source_runs: tuple[int, ...]
+    delivered_tokens: tuple[int, ...]
+    delivered_runs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,17 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def source_tokens(self, sources: int) -> np.ndarray:
+        """Positions that each of ``sources`` sources fills of each row, float64 [rows, sources]. A row has a piece."""
+        n, begins, first = len(self), self.pieces[:, 0], self.first_piece
+        if not n:
+            return np.zeros((0, sources))
+        ends = np.empty_like(begins)
+        ends[:-1] = begins[1:]
+        ends[first[1:] - 1] = self.filled
+        place = self.pieces[:, 1] + np.repeat(np.arange(0, n * sources, sources), first[1:] - first[:-1])
+        return np.bincount(place, ends - begins, n * sources).reshape(n, sources)
 
 
 class Sequence(NamedTuple):

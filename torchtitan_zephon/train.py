@@ -4,19 +4,27 @@
 
 One line of work each: parse the job, go into CPU mode if there is no accelerator, hand the job to
 the module of the installed TorchTitan. The rest of this file is what a user sees when that fails:
-one paragraph, once a node, and exit code 2.
+one paragraph, once a node, and exit code 2. torchrun adds a table of its own, which then holds the
+same paragraph instead of a traceback.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import json
 import os
+import signal
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from . import titan
-from .errors import ConfigError, ZephonError
+from .errors import ZephonError
+from .launch import check_launch, local_rank
 from .titan.job import parse_job
 
 USAGE = """\
@@ -58,21 +66,31 @@ def main(args: Sequence[str] | None = None) -> None:
     if "--help" in args or "-h" in args:
         print(USAGE, end="")
         return
+    refused = threading.Event()
+    atexit.register(end_process_if, refused)
     try:
         run(args)
     except ZephonError as error:
         report(error)
+        refused.set()
         sys.exit(2)
+
+
+def end_process_if(refused: threading.Event) -> None:
+    """Exit with 2, here and now, if the job was refused. Registered first, it runs behind all other exit handlers.
+
+    Else the destructor of gloo's process group would wait for the other ranks, and they for this one.
+    """
+    if refused.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(2)
 
 
 def run(args: Sequence[str]) -> None:
     """Train the job that ``args`` name in this process, one rank of a torchrun launch."""
     job = parse_job(args, titan.STOCK[titan.installed_version()])
-    if "WORLD_SIZE" not in os.environ:
-        raise ConfigError(
-            "not started by torchrun (WORLD_SIZE is not set). For one process: torchrun --standalone "
-            "--nproc-per-node 1 -m torchtitan_zephon.train --job.config_file ..."
-        )
+    check_launch(os.environ)
     from .titan import cpu
 
     on_cpu = cpu.wanted(job.device)
@@ -84,7 +102,7 @@ def run(args: Sequence[str]) -> None:
 
 def log_once(line: str) -> None:
     """Print ``line`` to stderr, on the first rank of each node."""
-    if local_rank() == 0:
+    if local_rank(os.environ) == 0:
         print(f"torchtitan_zephon: {line}", file=sys.stderr, flush=True)
 
 
@@ -92,26 +110,38 @@ def report(error: ZephonError) -> None:
     """Print ``error`` as one paragraph on stderr.
 
     At start-up every rank meets the same error: the node's first rank speaks, and torchrun ends the
-    others meanwhile; one that is still there after ``OTHERS_WAIT_S`` was alone with it, and speaks.
-    During training the rank that fails speaks at once and says which it is.
+    others meanwhile. One that is still there after ``OTHERS_WAIT_S`` was alone with it, and speaks,
+    unless it knows that all have the same. During training the rank that fails speaks at once and
+    says which it is.
     """
-    rank = os.environ.get("RANK", "0")
-    began = titan.training_began.is_set()
-    if local_rank() != 0 and not began:
+    first, at_once = local_rank(os.environ) == 0, titan.training_began.is_set() and not error.of_all_ranks
+    if not first and not at_once:
+        write_error_file(None)
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # the first rank's failure is the node's
         time.sleep(OTHERS_WAIT_S)
-    who = f"rank {rank}: " if began or local_rank() != 0 else ""
+        if error.of_all_ranks:
+            return
+    who = f"rank {os.environ.get('RANK', '0')}: " if at_once or not first else ""
     # Not to break long words or at hyphens: a path or a name must survive copying, and so must an
     # indented line, which is one `field: before -> after` or a digest.
-    lines = [
+    text = "\n".join(
         line if line.startswith("    ") else textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False)
         for line in f"torchtitan_zephon: {who}{error}".splitlines()
-    ]
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    )
+    write_error_file(text)
+    print(text, file=sys.stderr, flush=True)
 
 
-def local_rank() -> int:
-    """This process's place on its node; 0 if it is alone."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+def write_error_file(text: str | None) -> None:
+    """Let torchrun's table say ``text`` of this process, or nothing, where TorchTitan has put a traceback."""
+    if not (path := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        return
+    file = Path(path)
+    with contextlib.suppress(OSError):  # the table is torchrun's; the paragraph is printed all the same
+        file.unlink(missing_ok=True)
+        if text is not None:
+            message = {"message": text, "extraInfo": {"timestamp": str(int(time.time()))}}
+            file.write_text(json.dumps({"message": message}), "utf-8")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ def test_rows_are_the_reference_s_however_chunks_and_carries_fall(data: st.DataO
     assert rows_of(packer.finish()) == rest
     assert rows_of(packer.finish()) == []
     tokens = sum(len(d.ids) for d in items)
-    assert tokens == sum(row.filled for row in full + rest) + last + packer.last_tokens
+    assert tokens == sum(row.filled for row in full + rest) + last + packer.last_tokens + packer.unused_tokens
+    assert packer.unused_tokens == (tokens % (seq_len + 1) == 1)
 
 
 @pytest.mark.parametrize("length", range(13))

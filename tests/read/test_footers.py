@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -26,11 +27,13 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     class Watched(pq.ParquetFile):  # type: ignore[misc]
-        def __init__(self, source: Path, **settings: Any) -> None:
+        def __init__(self, source: Any, **settings: Any) -> None:
             if settings.get("metadata") is None:
-                names.append(source.name)
+                names.append(opened[-1])
             super().__init__(source, **settings)
 
+    opened, file = [], pa.OSFile
+    monkeypatch.setattr(pa, "OSFile", lambda path: opened.append(Path(path).name) or file(path))
     monkeypatch.setattr(pq, "ParquetFile", Watched)
     return names
 
@@ -90,7 +93,7 @@ def test_the_footer_of_a_file_that_has_changed_is_parsed_again(tmp_path: Path) -
     with pytest.raises(SourceError, match=r"row group 1 ends early: the file was changed"):
         reader.read(Chunk(0, 0, 0, 1, 0, 20, 1), whole_records=False)
     path.unlink()
-    with pytest.raises(SourceError, match=r"0000\.parquet' is not a readable Parquet file: .*No such file"):
+    with pytest.raises(SourceError, match=r"0000\.parquet' cannot be read: .*No such file"):
         reader.read(Chunk(0, 0, 0, 1, 0, 20, 1), whole_records=False)
 
 

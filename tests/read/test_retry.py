@@ -237,4 +237,5 @@ def test_a_fault_that_stays_ends_the_run_with_file_and_tries(tmp_path: Path, mak
     assert len(errors) == 2
     for error in errors:
         assert str(path.name) in error
-        assert "ESTALE, Stale file handle, on each of 5 tries in 0.1 s" in error
+        assert "Stale file handle" in error
+        assert "on each of 5 tries in 0.1 s" in error

@@ -8,9 +8,12 @@ from unittest import mock
 
 import pytest
 
-from tests.scenarios import corpus, global_batches, rank_steps, small_pipeline, write_jsonl
-from torchtitan_zephon import ConfigError
+from tests.run.ranks import Meeting
+from tests.scenarios import corpus, global_batches, rank_steps, small_pipeline, texts_of, write_jsonl
+from torchtitan_zephon import ConfigError, TokenEstimation
 from torchtitan_zephon.program import Program
+from torchtitan_zephon.run import count
+from torchtitan_zephon.run.agree import Exchange
 from torchtitan_zephon.run.count import count_sequences
 
 
@@ -49,9 +52,44 @@ def test_a_resume_counts_nothing(tmp_path: Path) -> None:
     pipeline = small_pipeline(corpus(tmp_path, 60), repeat=False)
     whole, _ = global_batches(pipeline, 1, 10**6)
     _, state = global_batches(pipeline, 1, 3)
-    with mock.patch("torchtitan_zephon.run.stream.count_sequences", side_effect=AssertionError):
+    with mock.patch("torchtitan_zephon.run.stream.count_pass", side_effect=AssertionError):
         after, _ = global_batches(pipeline, 2, 10**6, state)
     assert after == whole[3:]
+
+
+def test_ranks_count_their_own_lanes_and_exchange_the_counts_once(tmp_path: Path) -> None:
+    sources = corpus(tmp_path, 67)
+    whole, _ = global_batches(small_pipeline(sources, repeat=False), 1, 10**6)
+    count._counted.clear()
+
+    def steps(rank: int, exchange: Exchange) -> int:
+        return len(rank_steps(small_pipeline(sources, repeat=False).for_rank(rank, 2, exchange=exchange), 10**6))
+
+    with mock.patch.object(count, "_count_lane", side_effect=count._count_lane) as spied:
+        meeting = Meeting(2)
+        assert meeting.run(steps) == [len(whole)] * 2
+        exchanges = [len(sent) for sent in meeting.sent]
+        assert sorted(call.args[0].number for call in spied.call_args_list) == [0, 1, 2, 3]
+        meeting = Meeting(2)
+        assert meeting.run(steps) == [len(whole)] * 2
+        assert len(spied.call_args_list) == 4
+    assert [len(sent) + 1 for sent in meeting.sent] == exchanges  # only what they read; the counts are known by now
+
+
+def test_a_rank_that_cannot_count_is_named_by_all(tmp_path: Path) -> None:
+    texts = texts_of(2000)
+    path = write_jsonl(tmp_path / "s.jsonl", texts)
+    whole = path.read_bytes()
+    at = whole.index(b"\n", len(whole) // 2) + 1  # between two of the eight places where it is sampled
+    path.write_bytes(whole[:at] + whole[at:].replace(b'"text"', b'"tuxt"', 1))
+
+    def steps(rank: int, exchange: Exchange) -> Any:
+        pipeline = small_pipeline({"s": path}, repeat=False, token_estimation=TokenEstimation(sample_bytes=1))
+        return rank_steps(pipeline.for_rank(rank, 2, exchange=exchange), 10**6)
+
+    first, second = (str(error) for error in Meeting(2).run(steps))
+    assert first == second
+    assert "cannot read its data" in first and "there is no field 'text'" in first
 
 
 def test_a_repeating_stream_has_no_count(tmp_path: Path) -> None:

@@ -147,9 +147,13 @@ def test_finite_passes_at_once_account_for_every_record(sources: dict[str, Path]
 def test_kept_results_are_whole_whoever_writes_them_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     value = list(range(50_000))
+
+    def valid(found: object) -> bool:
+        return found == value
+
     for round_ in range(20):
-        assert at_once(lambda _, r=round_: cached("k", [r], lambda: value)) == [value] * AT_ONCE  # type: ignore[misc]
-        assert cached("k", [round_], lambda: "computed again") == value
+        assert at_once(lambda _, r=round_: cached("k", [r], lambda: value, valid)) == [value] * AT_ONCE  # type: ignore[misc]
+        assert cached("k", [round_], lambda: "computed again", valid) == value
     assert not [f for f in (tmp_path / "torchtitan_zephon").iterdir() if f.suffix != ".json"]
 
 
@@ -164,7 +168,7 @@ def test_places_are_kept_and_dropped_by_two_threads_of_the_loader(monkeypatch: p
     def read() -> None:
         for step in range(1, steps + 1):
             room.acquire()
-            loader.keep(Snapshot(StreamState({}, "hf", None, 8, step, 0, step), ()))
+            loader.keep(Snapshot(StreamState({}, "hf", None, 8, step, 0, step, None), ()))
             made.release()
 
     reader = threading.Thread(target=read, daemon=True)

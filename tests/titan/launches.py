@@ -20,10 +20,16 @@ from pathlib import Path
 MARK = "TEST_LAUNCH_ID"
 
 
+def alone() -> None:
+    """Refuse to launch beside other tests: ``scripts/test`` runs those that are not marked ``slow`` in parallel."""
+    assert "PYTEST_XDIST_WORKER" not in os.environ, "this test launches ranks: mark it slow, and run it without -n"
+
+
 class Launch:
     """``python -m module arguments`` in ``processes`` processes; its output grows in ``output``."""
 
     def __init__(self, processes: int, module: str, *arguments: object, cwd: Path) -> None:
+        alone()
         self.mark = f"{MARK}={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         self.lines: list[str] = []

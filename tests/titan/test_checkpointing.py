@@ -198,14 +198,13 @@ def stock_run(folder: Path, dump: Path) -> None:
             --hf_assets_path {ROOT}/demo/tokenizer --parallelism.spmd_backend partial_dtensor
             --dataloader.dataset c4_test --dataloader.dataset_path {folder}/data/books
         """
-    code, output = torchrun(1, "tests.titan.stock_on_cpu", *flags.split())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HOME", str(dump))
+        code, output = torchrun(1, "tests.titan.stock_on_cpu", *flags.split())
     assert code == 0, output[-4000:]
 
 
-def test_a_checkpoint_of_the_stock_loader_is_refused_with_the_way_out(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+def test_a_checkpoint_of_the_stock_loader_is_refused_with_the_way_out(folder: Path) -> None:
     dump = folder / "stock"
     stock_run(folder, dump)
     text = refused(folder, dump, 1)

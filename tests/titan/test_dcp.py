@@ -20,20 +20,22 @@ import torch.distributed.checkpoint as dcp
 
 from tests.scenarios import corpus, small_pipeline, tokenizer_folder, write_jsonl
 from tests.titan.dcp_rank import BATCH, LANES, sources_in
-from tests.titan.scenarios import torchrun
+from tests.titan.scenarios import forked, torchrun
 from torchtitan_zephon import RecipeChangedError, StateError
 from torchtitan_zephon.titan.checkpoint import check_files, read_loader_state, read_trainer_step
 from torchtitan_zephon.titan.preflight import check_checkpoint, warn_of_repeats
 from torchtitan_zephon.verify import verify
 
+pytestmark = pytest.mark.slow
 SAVED_AT, STEPS = 3, 6
 
 
 def run(processes: int, folder: Path, name: str, *arguments: object) -> list[list[str]]:
-    """Hashes of the sequences of each global batch, in canonical order, of a torchrun launch."""
+    """Hashes of the sequences of each global batch, in canonical order, of one launch; that of 2 is torchrun's."""
     out = folder / name
     out.mkdir()
-    code, output = torchrun(processes, "tests.titan.dcp_rank", folder / "data", tokenizer_folder(), out, *arguments)
+    launcher = torchrun if processes == 2 else forked
+    code, output = launcher(processes, "tests.titan.dcp_rank", folder / "data", tokenizer_folder(), out, *arguments)
     assert code == 0, output[-3000:]
     ranks = [json.loads(file.read_text()) for file in sorted(out.glob("*.json"))]
     assert len(ranks) == processes

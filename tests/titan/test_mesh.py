@@ -16,7 +16,7 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.scenarios import corpus, tokenizer_folder
 from tests.titan.mesh_rank import BATCH, MESHES, PROCESSES, SEQ_LEN, STEPS, recipe, sequences
-from tests.titan.scenarios import build, torchrun
+from tests.titan.scenarios import build, forked
 from torchtitan_zephon import RunSettings
 from torchtitan_zephon.titan.feed import Feed
 
@@ -29,7 +29,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What eight processes wrote on their way through all meshes; ``data`` is what they read."""
     out = tmp_path_factory.mktemp("mesh")
     corpus(out / "data", 3000)  # more than is read, so that no sequence comes twice
-    code, output = torchrun(PROCESSES, "tests.titan.mesh_rank", out / "data", tokenizer_folder(), out)
+    code, output = forked(PROCESSES, "tests.titan.mesh_rank", out / "data", tokenizer_folder(), out)
     assert code == 0, output[-4000:]
     return out
 

@@ -1,4 +1,4 @@
-"""The real trainer under torchrun, on a CPU: stopped, resumed on other rank counts, refused where it must be."""
+"""The real trainer on a CPU: stopped, resumed on other rank counts, refused where it must be."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ import pytest
 
 pytest.importorskip("torchtitan")
 
-from tests.titan.scenarios import VERSION, hashes, job_folder, refused, trained
+from torchtitan.components.tokenizer import HuggingFaceTokenizer
+
+from tests.titan.scenarios import ROOT, STOCK_RECIPE, VERSION, build, hashes, job_folder, refused, torchrun, trained
+from torchtitan_zephon import RunSettings
 from torchtitan_zephon.titan.checkpoint import read_loader_state
+from torchtitan_zephon.titan.feed import Feed
+from torchtitan_zephon.titan.job import parse_job
 from torchtitan_zephon.verify import verify
 
 pytestmark = pytest.mark.slow
@@ -102,7 +107,8 @@ def test_the_loader_s_figures_are_in_the_trainer_s_own_log(folder: Path, straigh
     log = EventAccumulator(str(events)).Reload()
     figures = {name: [e.value for e in log.Scalars(name)] for name in log.Tags()["scalars"]}
     ours = {name for name in figures if name.startswith("zephon/")}
-    sources = {f"zephon/{kind}/{name}" for kind in ("share", "share_error", "epoch") for name in ("books", "docs")}
+    kinds = ("share", "share_error", "epoch", "packed_share")
+    sources = {f"zephon/{kind}/{name}" for kind in kinds for name in ("books", "docs")}
     plain = {"data_wait_seconds", "tokens_per_second", "ready_sequences", "restore_seconds"}
     assert ours == sources | {f"zephon/{name}" for name in plain}
     assert all(len(values) == STEPS for name, values in figures.items() if name in ours)
@@ -114,6 +120,23 @@ def test_the_loader_s_figures_are_in_the_trainer_s_own_log(folder: Path, straigh
     assert figures["zephon/share_error/books"][-1] == pytest.approx(figures["zephon/share/books"][-1] - 0.6, abs=1e-5)
     assert figures["zephon/epoch/docs"] == sorted(figures["zephon/epoch/docs"])
     assert figures["zephon/restore_seconds"] == [0] * STEPS
+    # The rank that logs says of all four what one process that feeds all lanes would say, step by step.
+    assert figures["zephon/share/books"] == pytest.approx(shares_of_all_lanes(folder), rel=1e-6)
+
+
+def shares_of_all_lanes(folder: Path) -> list[float]:
+    """Share of the first source in what a single process is handed up to each step of the job."""
+    job = parse_job(["--job.config_file", str(folder / "straight.toml")], STOCK_RECIPE)
+    feed = Feed(recipe=job.recipe, settings=RunSettings(), global_batch_size=job.global_batch_size)
+    tokenizer = HuggingFaceTokenizer(tokenizer_path=str(ROOT / "demo" / "tokenizer"))
+    loader = build(feed, tokenizer, seq_len=32, local=16)
+    shares = []
+    for _, _ in zip(range(STEPS), loader, strict=False):
+        assert loader.stream.figures is not None
+        delivered = loader.stream.figures.delivered_tokens
+        shares.append(delivered[0] / sum(delivered))
+    loader.stream.close()
+    return shares
 
 
 def test_an_asynchronous_save_holds_the_step_it_was_asked_at(folder: Path, straight: dict[int, str]) -> None:
@@ -140,7 +163,7 @@ def test_changed_data_is_refused_by_name(folder: Path, stopped: Path) -> None:
     middle = before.index(b" the ", len(before) // 2) + 1
     shard.write_bytes(before[:middle] + b"T" + before[middle + 1 :])
     try:
-        text = refused(folder, stopped, 2)
+        text = refused(folder, stopped, 2, launcher=torchrun)
     finally:
         shard.write_bytes(before)
     assert "sources.books.shards.persuasion-0.jsonl" in text
@@ -210,6 +233,7 @@ def test_ranks_that_share_lanes_train_on_after_losing_one_and_getting_it_back(
 ) -> None:
     dump = folder / "lost-a-rank"
     shared = ("--zephon.lanes", "4", "--training.global_batch_size", "12", "--zephon.shared_lanes")
+    shared = (*shared, "--training.local_batch_size", "1")
     trained(folder, folder / "all-ranks", 4, *shared, steps=5)
     for processes, steps in ((4, 2), (3, 4), (4, 5)):
         trained(folder, dump, processes, *shared, steps=steps)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +20,12 @@ from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAt
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 from torchtitan.trainer import Trainer
 
-from torchtitan_zephon import ConfigError, ZephonError, titan as titan_package, train
+from tests.titan.scenarios import ROOT, torchrun
+from torchtitan_zephon import ConfigError, titan as titan_package
 from torchtitan_zephon.titan import STOCK, cpu, v030, v030_job
 from torchtitan_zephon.titan.job import Job, parse_job
 from torchtitan_zephon.titan.v030 import ZephonDataLoader
 
-ROOT = Path(__file__).parents[2]
 DEBUG_CPU = str(ROOT / "train_configs" / "debug_cpu.toml")
 
 
@@ -304,35 +301,12 @@ def test_an_unsupported_torchtitan_is_refused_with_those_that_are(monkeypatch: p
         titan_package.installed_version()
 
 
-@pytest.mark.parametrize(
-    ("local_rank", "began", "waits", "said"),
-    [("0", False, False, "torchtitan_zephon: what"), ("0", True, False, "torchtitan_zephon: rank 9: what"),
-     ("3", False, True, "torchtitan_zephon: rank 9: what"), ("3", True, False, "torchtitan_zephon: rank 9: what")],
-)  # fmt: skip
-def test_the_nodes_first_rank_speaks_at_start_up_and_the_failing_rank_in_training(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], local_rank: str, began: bool, waits: bool,
-    said: str,
-) -> None:  # fmt: skip
-    slept: list[float] = []
-    monkeypatch.setenv("LOCAL_RANK", local_rank)
-    monkeypatch.setenv("RANK", "9")
-    monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(titan_package.training_began, "is_set", lambda: began)
-    train.report(ZephonError("what\n    a: 1 -> 2"))
-    assert capsys.readouterr().err == f"{said}\n    a: 1 -> 2\n"
-    assert bool(slept) is waits
-
-
 @pytest.mark.slow
 def test_the_debug_job_trains_on_two_ranks(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "torchtitan_zephon.train", "--job.config_file", "train_configs/debug_cpu.toml"]
-    command += ["--job.dump_folder", str(tmp_path), "--training.steps", "2", "--training.seq_len", "64"]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
-    )
-    output = done.stderr + done.stdout
-    assert done.returncode == 0, output[-4000:]
+    job = ("--job.config_file", "train_configs/debug_cpu.toml", "--job.dump_folder", tmp_path)
+    settings = ("--training.steps", 2, "--training.seq_len", 64)
+    code, output = torchrun(2, "torchtitan_zephon.train", *job, *settings)
+    assert code == 0, output[-4000:]
     assert output.count("torchtitan_zephon: CPU mode") == 1
     assert output.count("Starting job: Llama 3 debug model on the demo recipe") == 2
     assert output.count("Training completed") == 2

@@ -29,12 +29,17 @@ _ENCRYPTED_FOOTER = b"PARE"
 
 
 class Footer(NamedTuple):
-    """What a file's end says. ``leaves``: which leaf columns each column of ``schema`` has."""
+    """What a file's end says. ``leaves``: which leaf columns each column of ``schema`` has.
+
+    ``signed``: the footer has more bytes than its contents, a signature, so some columns may be encrypted. Arrow ends
+    the process when it is asked for the description of an encrypted column, so this is looked at first.
+    """
 
     stamp: tuple[int, int]
     metadata: pq.FileMetaData
     schema: pa.Schema
     leaves: tuple[range, ...]
+    signed: bool
 
 
 class Footers:
@@ -59,8 +64,10 @@ class Footers:
                 if footer is not None and footer.stamp == stamp:
                     self._kept.move_to_end(shard)
                     return footer
-            with pq.ParquetFile(path) as file:
-                footer = Footer(stamp, file.metadata, file.schema_arrow, _leaves(path, file))
+            with pa.OSFile(str(path)) as source, pq.ParquetFile(source) as file:
+                source.seek(source.size() - 8)
+                signed = int.from_bytes(source.read(4), "little") != file.metadata.serialized_size
+                footer = Footer(stamp, file.metadata, file.schema_arrow, _leaves(path, file), signed)
         self._keep(shard, footer)
         return footer
 
@@ -81,16 +88,6 @@ class Footers:
                 self._kept_bytes -= given_up.metadata.serialized_size
 
 
-def is_signed(path: Path, metadata: pq.FileMetaData) -> bool:
-    """Whether the footer has more bytes than its contents: a signature, so some columns may be encrypted.
-
-    Arrow ends the process when it is asked for the description of an encrypted column, so this comes first.
-    """
-    with open(path, "rb") as file:
-        file.seek(-8, 2)
-        return int.from_bytes(file.read(4), "little") != int(metadata.serialized_size)
-
-
 @contextmanager
 def unreadable(path: Path) -> Iterator[None]:
     """What Arrow or the system says of a file becomes a ``SourceError`` that names the file."""
@@ -102,7 +99,8 @@ def unreadable(path: Path) -> Iterator[None]:
                 f"{str(path)!r} is an encrypted Parquet file (its footer too), and no key can be given; write a plain "
                 "copy of the columns that are needed."
             ) from error
-        raise SourceError(f"{str(path)!r} is not a readable Parquet file: {error}") from error
+        what = "is not a readable Parquet file" if getattr(error, "errno", None) is None else "cannot be read"
+        raise SourceError(f"{str(path)!r} {what}: {error}") from error
 
 
 def _magic(path: Path) -> bytes:

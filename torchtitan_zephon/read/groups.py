@@ -20,9 +20,10 @@ import pyarrow.parquet as pq
 from ..errors import SourceError
 from . import sizes
 from .files import Manifest
-from .footers import Footer, Footers, is_signed
+from .footers import Footer, Footers
 from .ids import is_ids
 from .retry import with_retries
+from .sizes import TEXTS
 
 _BATCH_ROWS = 4096
 _BATCH_BYTES = 4 * 2**20
@@ -112,7 +113,7 @@ class RowGroups:
             raise SourceError(f"{str(path)!r} has {schema.names.count(self._field)} columns named {self._field!r}.")
         kind = schema.field(self._field).type
         text = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if pa.types.is_string(text) or pa.types.is_large_string(text) or pa.types.is_string_view(text):
+        if str(text) in TEXTS:
             return False
         if not is_ids(kind):
             raise SourceError(
@@ -124,7 +125,7 @@ class RowGroups:
     def _refuse_encrypted(self, shard: int, footer: Footer, group: int) -> None:
         path = self._manifest.path(shard)
         try:
-            if is_signed(path, footer.metadata):
+            if footer.signed:
                 next(_batches(self._footers.open(shard), [group], [self._leaf(footer)], 1))
         except (pa.ArrowException, OSError) as error:
             raise SourceError(

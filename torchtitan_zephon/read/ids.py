@@ -27,11 +27,11 @@ def is_ids(kind: pa.DataType) -> bool:
 
 
 def numbers(array: pa.Array) -> np.ndarray:
-    """An array of numbers, without a copy; what stands for a null is undefined.
+    """An array of integers, without a copy; what stands for a null is undefined.
 
     Arrow's own ``to_numpy`` and its functions import pandas where that is installed, which takes a second.
     """
-    kind = np.dtype(array.type.to_pandas_dtype())
+    kind = np.dtype(str(array.type))
     if not len(array):
         return np.zeros(0, kind)
     return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize)

@@ -34,6 +34,7 @@ from ..program import Program
 from ..read.records import Function
 from ..records import Batch, Figures, Rows
 from ..state import Snapshot
+from .agree import Exchange, alone
 from .failure import DIED, Failure
 from .messages import Ended, Failed, FromLoader, Ready, Said, Save, Saved, Setup, Taken
 from .ring import allocate
@@ -44,17 +45,27 @@ _LOOK_UP_S = 1.0
 _GRACE_S = 5.0
 
 
-def open_stream(program: Program, layout: Layout, settings: RunSettings, *, first_step: int = 0) -> RankStream:
+def open_stream(
+    program: Program, layout: Layout, settings: RunSettings, *, first_step: int = 0, exchange: Exchange = alone
+) -> RankStream:
     """The stream of one rank, run as ``settings.runner`` says. Raises ``ConfigError`` if it cannot be."""
     kind = ProcessStream if settings.runner == "process" else RankStream
-    return kind(program, layout, settings, first_step=first_step)
+    return kind(program, layout, settings, first_step=first_step, exchange=exchange)
 
 
 class ProcessStream(RankStream):
     """A ``RankStream`` whose engine is a child: what is here is the trainer's place in the stream."""
 
-    def __init__(self, program: Program, layout: Layout, settings: RunSettings, *, first_step: int = 0) -> None:
-        super().__init__(program, layout, settings, first_step=first_step)
+    def __init__(
+        self,
+        program: Program,
+        layout: Layout,
+        settings: RunSettings,
+        *,
+        first_step: int = 0,
+        exchange: Exchange = alone,
+    ) -> None:
+        super().__init__(program, layout, settings, first_step=first_step, exchange=exchange)
         if not hasattr(os, "memfd_create"):
             raise ConfigError(f'runner = "process" needs Linux, and this is {sys.platform}; use runner = "thread".')
         for function in program.functions:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -28,15 +27,16 @@ from ..plan.layout import Layout
 from ..program import Program
 from ..records import Balance, Batch, Figures, Sequence, Tokens
 from ..state import LaneState, Snapshot, StreamState, recipe_hash
-from .count import count_sequences
+from .agree import Exchange, agree, alone
+from .count import count_pass
 from .failure import Failure, in_mid_step
 from .pool import Pool
+from .progress import Progress
 from .resume import decode_state, on_backend
+from .statement import statement
 from .waiting import wait_for
-from .watch import Watch
+from .watch import Watch, figures_of
 
-SHOW_PROGRESS_S = 2.0
-"""A restore that takes longer says how far it is, as often."""
 logger = logging.getLogger(__name__)
 
 
@@ -54,10 +54,14 @@ class RankStream:
         settings: RunSettings,
         *,
         first_step: int = 0,
+        exchange: Exchange = alone,
         open_ledger: Callable[[Path, Layout, tuple[str, ...]], LedgerWriter] = LedgerWriter,
     ) -> None:
-        """``first_step``: steps the trainer has done before this stream begins; its state remembers it."""
-        self._open_ledger = open_ledger
+        """``first_step``: steps the trainer has done before this stream begins; its state remembers it.
+
+        ``exchange``: how to compare, before the first batch, what all ranks are going to read.
+        """
+        self.exchange, self._open_ledger = exchange, open_ledger
         self.program, self.layout, self.settings, self.first_step = program, layout, settings, first_step
         self._tokens_per_mib: tuple[int, ...] | None = None
         self._pass_sequences: tuple[int, ...] | None = None
@@ -71,7 +75,7 @@ class RankStream:
         self._last_step: int | None = None
         self._ended = False
         self._failure: Failure | None = None
-        self._before: Snapshot | None = None
+        self._before: tuple[int, int, list[tuple[Any, ...]]] | None = None
         self._pool = Pool(settings.workers)
         self._end_pool: Callable[[], Any] = lambda: None
         self._ledger: LedgerWriter | None = None
@@ -108,9 +112,10 @@ class RankStream:
 
     def _place(self) -> dict[str, Any] | str:
         """The state behind the step that was handed out last, or why there is none."""
-        place = self._before or self.snapshot()
-        self._step = place.stream.step
-        return place.encode()
+        if self._before is not None:
+            self._step, self._lane_sequences, places = self._before
+            self._saved = {n: LaneState(n, *place) for n, place in zip(self._lanes, places, strict=True)}
+        return self.snapshot().encode()
 
     def _hand_out(self) -> Batch | None:
         return None if (part := self.next_part()) is None else Batch.of(part, self._step)
@@ -129,7 +134,8 @@ class RankStream:
 
     def _read_step(self) -> None:
         """Take one step's sequences from every lane and cut them into local batches."""
-        self._before = self.snapshot()  # lanes that were taken from when another fails have left the place
+        # Lanes that were taken from when another fails have left the place.
+        self._before = self._step, self._lane_sequences, [lane.place for lane in self._lanes.values()]
         sequences: list[Sequence] = []
         step = self._step + 1
         entries: list[LaneEntry] = []
@@ -147,16 +153,12 @@ class RankStream:
             self._ledger.write(step, entries)
         self._fetch_ahead()
         if self.layout.dp_rank == 0 and step & (step - 1) == 0:  # at steps 1, 2, 4, 8, ...
-            self._say_strays()
+            assert self._tokens_per_mib is not None
+            self._watch.look(figures_of(list(self._lanes.values())), self._tokens_per_mib)
         size = self.layout.local_batch_size
         self._parts.extend(sequences[i : i + size] for i in range(0, len(sequences), size))
         self._step = step
         self._lane_sequences += self.layout.lane_sequences
-
-    def _say_strays(self) -> None:
-        assert self._tokens_per_mib is not None and self.figures is not None
-        for sentence in self._watch.strays(self.figures, self._tokens_per_mib):
-            logger.warning(sentence)
 
     def _take(self, lane: Lane) -> Sequence:
         self._read_on(lane)
@@ -211,40 +213,36 @@ class RankStream:
             self._last_step = self._step + max(0, -(-left // self.layout.lane_sequences))
 
     def _measure(self) -> tuple[int, ...]:
-        """What a stream has to know before it begins, found out unless the state says it: tokens per byte, its end."""
-        program = self.program
-        if self._tokens_per_mib is None:
-            estimates = program.measure()
-            self._tokens_per_mib = tuple(e.tokens_per_mib for e in estimates)
-            if self.layout.dp_rank == 0:
-                program.warn(estimates)
+        """What a stream has to know before it begins, alike on all ranks: tokens per byte, and its end."""
+
+        def look() -> None:
+            if self._tokens_per_mib is None:
+                estimates = program.measure()
+                self._tokens_per_mib = tuple(e.tokens_per_mib for e in estimates)
+                if layout.dp_rank == 0:
+                    program.warn(estimates)
+
+        program, layout = self.program, self.layout
+        agree(self.exchange, look, lambda _: statement(program, layout, self.snapshot()))
+        assert self._tokens_per_mib is not None
         if self._pass_sequences is None and not program.recipe.repeat:
-            lanes = range(self.layout.lanes)
-            counts = count_sequences(program, self._tokens_per_mib, lanes, self.settings.workers)
-            self._pass_sequences = tuple(counts[n] for n in lanes)
+            rates, workers = self._tokens_per_mib, self.settings.workers
+            self._pass_sequences = count_pass(program, rates, layout, workers, self.exchange)
         return self._tokens_per_mib
 
     def _replay(self) -> None:
         """Read again what the trainer took of the segments at hand, all lanes in step, and compare."""
-        total, done = sum(s.delivered for s in self._saved.values()), 0
-        began = time.monotonic()
-        show = began + SHOW_PROGRESS_S
+        progress = Progress(lanes=len(self._saved), sequences=sum(s.delivered for s in self._saved.values()))
         for i in range(max((s.delivered for s in self._saved.values()), default=0)):
             behind = [self._lanes[n] for n, saved in self._saved.items() if i < saved.delivered]
             self._active = behind  # the workers are for the lanes that still have far to go
             for lane in behind:
                 self._take(lane)
-            done += len(behind)
-            if time.monotonic() > show:
-                show += SHOW_PROGRESS_S
-                logger.info(
-                    "restoring: %s of %s sequences of %d lanes read again", f"{done:,}", f"{total:,}", len(self._saved)
-                )
+            progress.done(len(behind))
         for n, saved in self._saved.items():
             self._lanes[n].check_replay(saved)
         if self._saved:
-            said = f"{done:,}", len(self._saved), time.monotonic() - began
-            logger.info("restored: %s sequences of %d lanes read again in %.1f s", *said)
+            progress.end()
         self._saved = {}
 
     def _name(self) -> str:
@@ -290,14 +288,7 @@ class RankStream:
     @property
     def figures(self) -> Figures | None:
         """What this rank's lanes read and gave; None before ``begun``."""
-        if not (lanes := self._lanes.values()):
-            return None
-        total = Balance()
-        for lane in lanes:
-            total.add(lane.balance)
-        columns = ([lane.source_tokens, lane.scheduled_tokens, lane.source_runs] for lane in lanes)
-        tokens, scheduled, runs = (tuple(map(sum, zip(*column, strict=True))) for column in zip(*columns, strict=True))
-        return Figures(total, sum(lane.ready for lane in lanes), tokens, scheduled, runs)
+        return figures_of(list(self._lanes.values())) if self._lanes else None
 
     @property
     def balance(self) -> Balance:

@@ -14,15 +14,19 @@ from typing import Any
 
 import torch
 from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.components.metrics import BaseLogger
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.tools.logging import logger
 
 from ..errors import StateError
 from ..metrics import Gauges
+from ..run.agree import agree, alone
 from ..run.process import open_stream
+from ..run.statement import statement
 from ..state import NEW_STREAM
 from . import training_began
 from .feed import Feed
+from .ranks import StoreBoard, exchange_of_job
 
 TorchBatch = tuple[dict[str, torch.Tensor], torch.Tensor]
 
@@ -44,8 +48,9 @@ class StreamLoader(BaseDataLoader):
         local_batch_size: int,
     ) -> None:
         layout = feed.layout(dp_world_size, dp_rank, local_batch_size)
-        program = feed.program(seq_len, tokenizer)
-        self.stream = open_stream(program, layout, feed.settings, first_step=feed.first_step)
+        exchange = exchange_of_job()
+        program = agree(exchange, lambda: feed.program(seq_len, tokenizer), lambda program: statement(program, layout))
+        self.stream = open_stream(program, layout, feed.settings, first_step=feed.first_step, exchange=exchange)
         self.gauges = Gauges(self.stream)
         if dp_rank == 0:
             logger.info(
@@ -78,12 +83,17 @@ class StreamLoader(BaseDataLoader):
 class DataMetrics:
     """TorchTitan's metric logger, with the loader's figures beside the trainer's in every line of training."""
 
-    def __init__(self, logger: Any, loader: StreamLoader) -> None:
-        self._logger, self._loader = logger, loader
+    def __init__(self, processor: Any, loader: StreamLoader) -> None:
+        """Takes the place of the logger in ``processor``."""
+        self._logger, self._loader = processor.logger, loader
+        self._logs = type(self._logger) is not BaseLogger  # the one of ranks that do not log
+        processor.logger = self
+        if loader.stream.exchange is not alone:  # the first batch's exchange lies between these posts and any reading
+            loader.gauges.share(StoreBoard(loader.stream.layout), processor.should_log)
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
         """Validation lines, which have the same step, pass as they are."""
-        if not any(name.startswith("validation_metrics/") for name in metrics):
+        if self._logs and not any(name.startswith("validation_metrics/") for name in metrics):
             metrics = {**metrics, **self._loader.gauges.read()}
         self._logger.log(metrics, step)
 

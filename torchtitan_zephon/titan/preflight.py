@@ -2,9 +2,10 @@
 
 What flows in: a ``Start``, which each generation fills from its own finished configuration. What
 flows out: the step at which the loader's stream begins, or a ``ZephonError``. Every rank looks for
-itself, at the same things, so all stop with the same message: layout, sources, a sample of their
-records, the tokenizer against the model's vocabulary, and the checkpoint that is about to be
-loaded, opened without a process group.
+itself, without a process group: at layout, sources, a sample of their records, the tokenizer against
+the model's vocabulary, and the checkpoint that is about to be loaded. As soon as there is a group,
+and before a model is built, the ranks compare what they found (``agreed``). A rank that failed takes
+its error there, because the others would otherwise wait for it until the group's time-out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from ..ops.tokenize import check_vocabulary
 from ..ops.tokenizer_files import unusable
 from ..plan.layout import Layout
 from ..program import Program
+from ..run.agree import agree
+from ..run.statement import Statement, before_the_mesh
 from ..run.stream import RankStream
 from ..state import decode_stream
 from .checkpoint import (
@@ -37,6 +40,7 @@ from .checkpoint import (
     saved_whole,
 )
 from .feed import Feed
+from .ranks import exchange_of_job
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +66,24 @@ class Start:
     restart: Restart
 
 
-def preflight(start: Start) -> int:
-    """Steps the trainer will have done when the loader's stream begins; ``ZephonError`` if the job cannot run."""
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """``first_step``: steps the trainer will have done when the loader's stream begins."""
+
+    first_step: int
+    statement: Statement
+
+
+def agreed(look: Callable[[], Found]) -> int:
+    """The ``first_step`` that ``look`` finds, after all ranks of the job have found the same data.
+
+    Raises the same ``ZephonError`` on every rank where they have not, or where ``look`` failed on one of them.
+    """
+    return agree(exchange_of_job(), look, lambda found: found.statement).first_step
+
+
+def preflight(start: Start) -> Found:
+    """What this rank finds; ``ZephonError`` if the job cannot run."""
     layout = start.train.feed.layout(start.dp_degree, 0, start.train.local_batch_size)
     if (share := layout.global_batch_size // layout.dp_degree) % start.local_batch_size:
         raise ConfigError(
@@ -71,24 +91,31 @@ def preflight(start: Start) -> int:
             f"global batch, {share} sequences."
         )
     program = _program(start, start.train)
-    first_step = 0
+    first_step, measured = 0, None
     if (checkpoint := checkpoint_to_load(start.restart)) is None:
-        program.measure()  # tokenises a sample: a wrong field or a broken file shows here
+        measured = _measured(program)  # tokenises a sample: a wrong field or a broken file shows here
     else:
         check_files(checkpoint)
         with_trainer = "train_state" not in start.restart.exclude_from_loading
         if with_trainer and not saved_whole(checkpoint):
             raise model_only(checkpoint)
         if "dataloader" in start.restart.exclude_from_loading:
-            program.measure()
+            measured = _measured(program)
             warn_of_repeats(program, checkpoint)
             first_step = (read_trainer_step(checkpoint) or 0) if with_trainer else 0
         else:
             check_checkpoint(program, layout, start.train.feed.settings, checkpoint, with_trainer=with_trainer)
+    readings: dict[str, tuple[Program, Layout, tuple[int, ...] | None]] = {"": (program, layout, measured)}
     if start.validation:
-        start.validation.feed.layout(start.dp_degree, 0, start.validation.local_batch_size)
-        _program(start, start.validation).measure()
-    return first_step
+        layout = start.validation.feed.layout(start.dp_degree, 0, start.validation.local_batch_size)
+        validation = _program(start, start.validation)
+        readings["validation: "] = (validation, layout, _measured(validation))
+    found = before_the_mesh(readings, checkpoint="none" if checkpoint is None else checkpoint.name)
+    return Found(first_step=first_step, statement=found)
+
+
+def _measured(program: Program) -> tuple[int, ...]:
+    return tuple(estimate.tokens_per_mib for estimate in program.measure())
 
 
 def _program(start: Start, reading: Reading) -> Program:

@@ -19,6 +19,7 @@ import functools
 import importlib
 import os
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,14 @@ from torchtitan.train import Trainer
 
 from ..config import Recipe, RunSettings
 from ..errors import ConfigError, Problems, TokenizerError, nearest
+from ..run.agree import attempt
 from ..toml_files import Origin
 from . import STOCK, cpu
 from .checkpoint import Restart
 from .feed import Feed
 from .job import Job, anchored, build_job
 from .loader import DataMetrics, StreamLoader
-from .preflight import Reading, Start, preflight
+from .preflight import Found, Reading, Start, agreed, preflight
 from .tables import filled
 
 cpu.check_entry_point()  # this import is the last thing that TorchTitan does before it asks for its device
@@ -116,21 +118,19 @@ def with_our_data(spec: TrainSpec) -> TrainSpec:
         job = job_of(job_config)
         first_step = getattr(job_config, "zephon_first_step", None)
         if first_step is None:  # the stock entry point
-            first_step = preflight(start_of(job, job_config, spec, dp_world_size, lambda: tokenizer))
+            start = start_of(job, job_config, spec, dp_world_size, lambda: tokenizer)
+            first_step = agreed(lambda: preflight(start))
         built = ZephonDataLoader(
-            dataclasses.replace(feed_of(job), first_step=first_step),
-            dp_world_size=dp_world_size,
-            dp_rank=dp_rank,
-            tokenizer=tokenizer,
-            seq_len=job_config.training.seq_len,
+            dataclasses.replace(feed_of(job), first_step=first_step), dp_world_size=dp_world_size, dp_rank=dp_rank,
+            tokenizer=tokenizer, seq_len=job_config.training.seq_len,
             local_batch_size=job_config.training.local_batch_size,
-        )
+        )  # fmt: skip
         loader[:] = [built]
         return built
 
     def build_metrics(*args: Any, **kwargs: Any) -> Any:
         processor = (spec.build_metrics_processor_fn or build_metrics_processor)(*args, **kwargs)
-        processor.logger = DataMetrics(processor.logger, loader[0])
+        DataMetrics(processor, loader[0])
         return processor
 
     return dataclasses.replace(
@@ -261,14 +261,27 @@ def run(job: Job, *, on_cpu: bool) -> None:
             "train; use a flavor with plain attention, such as 'debugmodel' of llama3."
         )
     config.zephon_job = job
-    config.zephon_first_step = preflight(start)
-    train(config)
+    train(config, attempt(lambda: preflight(start)))
 
 
-def train(config: Any) -> None:
+class ZephonTrainer(Trainer):
+    """The stock trainer; the ranks compare what they found before it builds a model."""
+
+    def __init__(self, config: Any, found: Callable[[], Found]) -> None:
+        self._found = found
+        super().__init__(config)
+
+    def init_distributed(self) -> ParallelDims:
+        """The stock trainer's first work, and ours."""
+        dims = super().init_distributed()
+        self.job_config.zephon_first_step = agreed(self._found)
+        return dims
+
+
+def train(config: Any, found: Callable[[], Found]) -> None:
     """``torchtitan.train.main`` without its parser, which takes no configuration but the command line's."""
     init_logger()
-    trainer = Trainer(config)
+    trainer = ZephonTrainer(config, found)
     try:
         if config.checkpoint.create_seed_checkpoint:
             if int(os.environ["WORLD_SIZE"]) != 1 or not config.checkpoint.enable:
@@ -327,14 +340,9 @@ def parallel_dims(config: StockJobConfig, world_size: int) -> ParallelDims:
     p = config.parallelism
     try:
         return ParallelDims(
-            dp_shard=p.data_parallel_shard_degree,
-            dp_replicate=p.data_parallel_replicate_degree,
-            cp=p.context_parallel_degree,
-            tp=p.tensor_parallel_degree,
-            pp=p.pipeline_parallel_degree,
-            ep=p.expert_parallel_degree,
-            etp=p.expert_tensor_parallel_degree,
-            world_size=world_size,
-        )
+            dp_shard=p.data_parallel_shard_degree, dp_replicate=p.data_parallel_replicate_degree,
+            cp=p.context_parallel_degree, tp=p.tensor_parallel_degree, pp=p.pipeline_parallel_degree,
+            ep=p.expert_parallel_degree, etp=p.expert_tensor_parallel_degree, world_size=world_size,
+        )  # fmt: skip
     except AssertionError as error:
         raise ConfigError(f"[parallelism]: TorchTitan refuses it on {world_size} processes: {error}") from None

@@ -24,11 +24,12 @@ from torchtitan.trainer import Trainer
 
 from ..config import Recipe, RunSettings, load_recipe
 from ..errors import ConfigError
+from ..run.agree import attempt
 from . import cpu
 from .checkpoint import Restart
 from .feed import Feed
 from .loader import DataMetrics, StreamLoader
-from .preflight import Reading, Start, preflight
+from .preflight import Reading, Start, agreed, preflight
 
 
 class ZephonDataLoader(StreamLoader):
@@ -112,12 +113,18 @@ class ZephonTrainer(Trainer):
             return dataclasses.replace(loader, global_batch_size=self.training.global_batch_size)
 
     def __init__(self, config: Config) -> None:
-        first_step = preflight(start_of(config, int(os.environ["WORLD_SIZE"])))
-        loader: Any = config.dataloader
-        config.dataloader = dataclasses.replace(loader, first_step=first_step)
+        start = start_of(config, int(os.environ["WORLD_SIZE"]))
+        self._preflight = attempt(lambda: preflight(start))
         super().__init__(config)
         check_checkpointer(config.checkpoint)  # here, as the stock trainer has now applied its overrides
-        self.metrics_processor.logger = DataMetrics(self.metrics_processor.logger, self.dataloader)
+        DataMetrics(self.metrics_processor, self.dataloader)
+
+    def init_distributed(self) -> ParallelDims:
+        """The stock trainer's first work, before it builds a model; then the ranks compare what they found."""
+        dims = super().init_distributed()
+        first_step = agreed(self._preflight)
+        self.config.dataloader = dataclasses.replace(self.config.dataloader, first_step=first_step)
+        return dims
 
 
 def check_checkpointer(config: Any) -> None:
