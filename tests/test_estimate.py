@@ -7,13 +7,15 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.scenarios import rank_steps, small_pipeline, write_jsonl, write_parquet
 from torchtitan_zephon import Pipeline, SourceError
-from torchtitan_zephon.estimate import Estimate
+from torchtitan_zephon.estimate import Estimate, _largest_group
+from torchtitan_zephon.plan.chunking import Pieces
 from torchtitan_zephon.program import Program
 
 WORDS = ["the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "was", "on", "are", "as", "with", "be", "at"]
@@ -115,6 +117,16 @@ def test_an_estimate_that_may_be_far_off_is_pointed_out() -> None:
     assert "source 'web'" in said
     assert "off by 9%" in said
     assert Estimate(2**18, 0.04, 0.05).warnings("web") == []
+
+
+def test_a_row_group_that_is_much_of_a_source_is_pointed_out_if_it_is_large() -> None:
+    for largest, told in ((2**28, True), (2**24, False)):
+        pieces = Pieces(np.array([largest, largest // 4]), np.array([1000, 1000]), False)
+        found = Estimate(2**18, 0.0, 0.0, largest_group=_largest_group(pieces))
+        assert bool(found.warnings("web")) is told
+    assert "one row group is 80% of it" in Estimate(2**18, 0.0, 0.0, largest_group=0.8).warnings("web")[0]
+    lines = Pieces(np.array([2**30]), np.array([2**30]), True)
+    assert _largest_group(lines) == 0
 
 
 def test_a_source_without_a_usable_document_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .errors import SourceError
-from .plan.chunking import Chunk
+from .plan.chunking import Chunk, Pieces
 from .plan.places import places
 from .read.records import Source
 
@@ -23,6 +23,8 @@ RECORD_BYTES = 2048
 """Least planned bytes read at a place: whole records, beginning with the one that holds it."""
 LARGE_PART, LARGE_RECORD_BYTES = 0.1, 256 * 1024
 """A record that is a larger part of its source, and larger than a chunk, is pointed out."""
+LARGE_GROUP_BYTES = 64 * 2**20
+"""A row group that is more of its source than that, and larger, is pointed out."""
 LARGE_ERROR = 0.05
 """An estimate with a larger error is pointed out."""
 
@@ -33,12 +35,13 @@ Count = Callable[[list[Chunk]], tuple[list[tuple[float, float]], str]]
 class Estimate(NamedTuple):
     """``tokens_per_mib`` of planned bytes. ``error``: two standard errors, relative. ``largest_record``: what
     part of the source the largest record at a place is; 0 if it is no larger than a chunk. ``loss``: what the tokenizer
-    was seen to lose, in words; empty if nothing."""
+    was seen to lose, in words; empty if nothing. ``largest_group``: as ``largest_record``, of Parquet row groups."""
 
     tokens_per_mib: int
     error: float
     largest_record: float
     loss: str = ""
+    largest_group: float = 0.0
 
     def warnings(self, name: str) -> list[str]:
         """What makes the shares of source ``name`` uneven, a sentence each."""
@@ -48,6 +51,12 @@ class Estimate(NamedTuple):
                 f"source {name!r}: one record is about {self.largest_record:.0%} of it. A record is read whole by one "
                 "lane, so whole steps of that lane are of it, and the source's share is uneven. Cut it into several "
                 "records."
+            )
+        if self.largest_group > LARGE_PART:
+            found.append(
+                f"source {name!r}: one row group is {self.largest_group:.0%} of it. It is decoded from its start for "
+                "every 16 chunks that are read of it, by several lanes, so reading costs many times as much. Write the "
+                "file anew with row groups of some megabytes, such as row_group_size=10_000."
             )
         if self.error > LARGE_ERROR:
             found.append(
@@ -95,7 +104,13 @@ def estimate(s: int, source: Source, estimate_bytes: int, count: Count) -> Estim
         error=2 * spread / mean,
         largest_record=float(planned.max() / pieces.sizes.sum()) if planned.max() > LARGE_RECORD_BYTES else 0.0,
         loss=loss,
+        largest_group=_largest_group(pieces),
     )
+
+
+def _largest_group(pieces: Pieces) -> float:
+    largest = int(pieces.sizes.max())
+    return 0.0 if pieces.runs_of_one or largest <= LARGE_GROUP_BYTES else largest / int(pieces.sizes.sum())
 
 
 def _planned_bytes(source: Source, ranges: list[Chunk]) -> np.ndarray:

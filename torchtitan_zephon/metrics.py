@@ -28,6 +28,7 @@ NAMES = {
     "share/SOURCE": "Share of the tokens handed to the trainers of all ranks that came from the source, since step 1.",
     "share_error/SOURCE": "That share less the source's weight.",
     "epoch/SOURCE": "Passes through the source that were handed to the trainers of all ranks.",
+    "estimate_error/SOURCE": "Tokens of the source that this rank has read, over those its plan counted on, less 1.",
     "packed_share/SOURCE": "The source's share of what this rank has packed, which runs ahead of its trainer.",
 }
 """Metric, below ``PREFIX``, and what it says."""
@@ -107,5 +108,6 @@ class Gauges:
             figures[f"share/{name}"] = share
             figures[f"share_error/{name}"] = share - float(weights[s] / weights.sum())
             figures[f"epoch/{name}"] = float(runs[s] / program.tables[s].num_runs)
+            figures[f"estimate_error/{name}"] = lanes.source_tokens[s] / max(1, lanes.scheduled_tokens[s]) - 1.0
             figures[f"packed_share/{name}"] = float(packed[s] / max(1, packed.sum()))
         return figures
