@@ -358,7 +358,7 @@ def test_a_path_that_leads_nowhere_is_told_as_it_was_stated(tmp_path: Path, monk
         ): f"file or folder '{tmp_path}/sub/data/a'.* It is stated as 'data/a' in '{file}'",
         Origin.command_line().anchored("data/a"): f"'{tmp_path}/data/a'.* 'data/a' on the command line, .*'{tmp_path}'",
         Origin.command_line().anchored("*.jsonl"): rf"'{tmp_path}/\*.jsonl'.* '\*.jsonl' on the command line, ",
-        "data/a": f"'data/a'.* A relative path is relative to the working folder, '{tmp_path}'",
+        "data/a": f"'data/a'; this is relative to the working folder, '{tmp_path}'",
     }
     for path, message in stated.items():
         with pytest.raises(SourceError, match=message):

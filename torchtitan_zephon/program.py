@@ -262,16 +262,13 @@ def compile_program(
 
 def opened(name: str, source: SourceConfig) -> Source:
     """The open source ``name``. Raises ``SourceError``; where its path leads nowhere, with how that was stated."""
+    path = source.path
     try:
-        return open_source(name, source.path, source.field)
+        return open_source(name, path, source.field)
     except SourceError as error:
-        path = Path(source.path)
-        if path.exists():
+        if not isinstance(path, StatedPath) or not path.hint or Path(path).exists():
             raise
-        hint = source.path.hint if isinstance(source.path, StatedPath) else ""
-        if not hint and not path.is_absolute():
-            hint = f"A relative path is relative to the working folder, {str(Path.cwd())!r}."
-        raise SourceError(f"{error} {hint}".rstrip()) from None
+        raise SourceError(f"{error} {path.hint}") from None
 
 
 def _identity(

@@ -60,7 +60,6 @@ def test_a_folder_that_is_named_like_a_pattern_is_that_folder(tmp_path: Path) ->
         ("a/no/*.jsonl", "there is no file at 'a/no/*.jsonl', for want of a folder 'a/no'; this is relative"),
         ("a/x.jsonl/*", "for want of a folder 'a/x.jsonl'"),
         ("{here}/a/no", "there is no file or folder '{here}/a/no'; '{here}/a' is there, and has no 'no'."),
-        ("no/such", "on the command line and in Python, to the working folder."),
     ],
 )
 def test_a_path_that_is_not_there_says_where_it_was_looked_for_and_what_is_missing(

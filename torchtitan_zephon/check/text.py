@@ -67,9 +67,7 @@ def _head(report: Report) -> str:
         "stream": f"{recipe.lanes} lanes{shared}; seed {recipe.seed}; pack {recipe.pack}, labels within each "
         f"{recipe.label_shift}; {'repeating' if recipe.repeat else 'one pass'}",
         "tokenizer": "not known, see below" if tokenize is None else _tokenizer(report, tokenize),
-        "a document": "not known, see below"
-        if tokenize is None
-        else f"is read as  {tokenize.document}  ({tokenize.spec.roles})",
+        "a document": "not known, see below" if tokenize is None else _document(tokenize),
     }
     return "\n".join(_wrapped(text, f"{name:14}", " " * 14) for name, text in rows.items())
 
@@ -114,7 +112,7 @@ def _warnings(reading: Reading) -> str:
     """What is likely not meant, a paragraph each."""
     texts = [] if reading.tokenize is None else unended(reading.recipe, reading.tokenize)
     texts += [text for s in reading.sources for text in s.estimate.warnings(s.name)]
-    return "".join(f"\n{_wrapped(f'Warning: {text}', '  ')}" for text in texts)
+    return "".join(f"\n{_wrapped(f'warning: {text}', '  ')}" for text in texts)
 
 
 def _files(report: Report) -> str:
