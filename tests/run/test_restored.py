@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,11 @@ def restored(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in lines]
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3, 8])
+@pytest.mark.parametrize(
+    ("steps", "runner"), [(0, "thread"), (1, "thread"), (3, "thread"), (8, "thread"), (3, "process")]
+)
 def test_a_restore_ends_with_a_line_of_sequences_lanes_and_seconds(
-    steps: int, sources: dict[str, Path], caplog: pytest.LogCaptureFixture
+    steps: int, runner: Any, sources: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="torchtitan_zephon")
     stream = small_pipeline(sources).for_rank(0, 1)
@@ -30,7 +33,7 @@ def test_a_restore_ends_with_a_line_of_sequences_lanes_and_seconds(
     stream.close()
     assert restored(caplog) == []  # a stream that begins has nothing to restore
 
-    again = small_pipeline(sources).for_rank(1, 2)
+    again = small_pipeline(sources).options(runner=runner).for_rank(1, 2)
     again.load_state_dict(state)
     rank_steps(again, 2)
     again.close()

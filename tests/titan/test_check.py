@@ -377,13 +377,13 @@ def test_leaving_the_loader_out_is_judged_as_training_does_and_warned_of_what_co
     text = " ".join(check_text(same).split())
     assert same.good and same.resume is not None and same.resume.new_stream
     assert "a new stream begins there, behind step 3." in text and text.endswith("; begins a new stream")
-    assert "warning: checkpoint.exclude_from_loading" in text and "news (1 of 1 files), wiki (1 of 1 files)" in text
+    assert "Warning: checkpoint.exclude_from_loading" in text and "news (1 of 1 files), wiki (1 of 1 files)" in text
     other = ("--zephon.sources.wiki.weight=1", "--zephon.sources.news.weight=3", "--training.seq_len=64")
     changed = report_of(job_file, checkpoints(job_file), *left_out, *other)
     assert changed.good and "a recipe with the same seed" in " ".join(check_text(changed).split())
     assert not report_of(job_file, checkpoints(job_file), *other).good
     anew = report_of(job_file, checkpoints(job_file), *left_out, *other, "--zephon.seed=6")
-    assert anew.good and "warning" not in check_text(anew)
+    assert anew.good and "Warning" not in check_text(anew)
 
 
 def test_leaving_the_loader_out_does_not_help_a_checkpoint_that_cannot_be_loaded(

@@ -106,7 +106,7 @@ def _new_stream(job: Job, program: Program | None, path: Path, step: int) -> Res
     """The job takes the rest of the checkpoint and begins a new stream, as it says itself."""
     notes = [f"checkpoint.exclude_from_loading has 'dataloader', so a new stream begins there, behind step {step}."]
     if program is not None and (text := _reader().repeats(path, program.identity)):
-        notes.append(f"warning: {text}")
+        notes.append(f"Warning: {text}")
     return Resume(path=path, step=step, new_stream=True, notes=(*notes, *_notes_on_loading(job, step)))
 
 

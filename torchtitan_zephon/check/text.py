@@ -112,7 +112,7 @@ def _warnings(reading: Reading) -> str:
     """What is likely not meant, a paragraph each."""
     texts = [] if reading.tokenize is None else unended(reading.recipe, reading.tokenize)
     texts += [text for s in reading.sources for text in s.estimate.warnings(s.name)]
-    return "".join(f"\n{_wrapped(f'warning: {text}', '  ')}" for text in texts)
+    return "".join(f"\n{_wrapped(f'Warning: {text}', '  ')}" for text in texts)
 
 
 def _files(report: Report) -> str:
