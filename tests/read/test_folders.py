@@ -185,6 +185,10 @@ def test_a_folder_named_metadata_is_no_table(tmp_path: Path) -> None:
     made(tmp_path, "data/0.parquet", "metadata/0.parquet")
     (tmp_path / "metadata" / "about.json").write_text("{}", "utf-8")
     assert names_of(tmp_path) == ["data/0.parquet", "metadata/0.parquet"]
+    made(tmp_path / "other", "0.parquet")
+    (tmp_path / "other" / "metadata").mkdir()
+    (tmp_path / "other" / "metadata" / "0.metadata.json").write_text("{}", "utf-8")
+    assert names_of(tmp_path / "other") == ["0.parquet"]
 
 
 def test_jsonl_beside_the_log_of_a_table_is_read(tmp_path: Path) -> None:
