@@ -95,6 +95,8 @@ def test_splits_of_many_subsets_are_offered_for_all_at_once(tmp_path: Path) -> N
 def test_a_way_out_below_a_folder_with_brackets_in_its_name_works(tmp_path: Path) -> None:
     made(tmp_path / "run[1]*", "train.jsonl", "test.jsonl")
     assert [names_of(way) for way in ways(refusal(tmp_path / "run[1]*"))] == [["train.jsonl"], ["test.jsonl"]]
+    made(tmp_path / "files", "[en]-train.jsonl", "[en]-test.jsonl")
+    assert [names_of(way) for way in ways(refusal(tmp_path / "files"))] == [["[en]-train.jsonl"], ["[en]-test.jsonl"]]
 
 
 @pytest.mark.parametrize(
