@@ -95,6 +95,8 @@ def test_splits_of_many_subsets_are_offered_for_all_at_once(tmp_path: Path) -> N
 def test_a_way_out_below_a_folder_with_brackets_in_its_name_works(tmp_path: Path) -> None:
     made(tmp_path / "run[1]*", "train.jsonl", "test.jsonl")
     assert [names_of(way) for way in ways(refusal(tmp_path / "run[1]*"))] == [["train.jsonl"], ["test.jsonl"]]
+    made(tmp_path / "files", "[en]-train.jsonl", "[en]-test.jsonl")
+    assert [names_of(way) for way in ways(refusal(tmp_path / "files"))] == [["[en]-train.jsonl"], ["[en]-test.jsonl"]]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +187,10 @@ def test_a_folder_named_metadata_is_no_table(tmp_path: Path) -> None:
     made(tmp_path, "data/0.parquet", "metadata/0.parquet")
     (tmp_path / "metadata" / "about.json").write_text("{}", "utf-8")
     assert names_of(tmp_path) == ["data/0.parquet", "metadata/0.parquet"]
+    made(tmp_path / "other", "0.parquet")
+    (tmp_path / "other" / "metadata").mkdir()
+    (tmp_path / "other" / "metadata" / "0.metadata.json").write_text("{}", "utf-8")
+    assert names_of(tmp_path / "other") == ["0.parquet"]
 
 
 def test_jsonl_beside_the_log_of_a_table_is_read(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class Walk:
             self._take(name, name, lambda: status)
 
     def _folder(self, folder: str, states: States) -> list[tuple[str, States]]:
-        """Look at all in ``folder`` ('' or ending in ``/``); its own subfolders, in order: a mount can show one twice."""
+        """Look at all in ``folder`` ('' or ending in ``/``); its subfolders, in order: a mount can show one twice."""
         path = self._prefix + folder
         subfolders = []
         try:
