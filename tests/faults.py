@@ -23,6 +23,7 @@ needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C comp
 
 _SHIM = r"""
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -67,6 +68,12 @@ static int chosen(const char *path) {
 OPEN(open)
 OPEN(open64)
 
+DIR *opendir(const char *path) {
+    static DIR *(*real)(const char *);
+    if (!real) real = dlsym(RTLD_NEXT, "opendir");
+    return chosen(path) && fails("list") ? NULL : real(path);
+}
+
 int close(int fd) {
     static int (*real)(int);
     if (!real) real = dlsym(RTLD_NEXT, "close");
@@ -106,7 +113,7 @@ def with_faults(file: str) -> dict[str, str]:
 def fail(call: str, number: int = errno.EIO, first: int = 0, count: int = 1) -> None:
     """From here on calls ``first`` to ``first + count`` of this process fail with ``number``.
 
-    ``call``: "open", "read" or "none".
+    ``call``: "open", "read", "list" or "none".
     """
     for name, value in {"CALL": call, "ERRNO": number, "FIRST": first, "COUNT": count}.items():
         os.environ[f"FAULT_{name}"] = str(value)

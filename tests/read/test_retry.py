@@ -167,7 +167,6 @@ logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdo
 from tests.faults import fail
 from tests.scenarios import row_bytes, small_pipeline
 from torchtitan_zephon import ZephonError
-from torchtitan_zephon import SourceError
 from torchtitan_zephon.read import retry
 retry.WAITS_S = (0.01, 0.02, 0.03, 0.04)
 pipeline = small_pipeline({"news": sys.argv[1]}, tokenizer=sys.argv[2], workers=1)
@@ -188,6 +187,24 @@ for number in (errno.ESTALE, errno.EIO):
         for first in (0, 1, 4, 9):
             assert batches(call, number, first, 2) == whole
             print("same")
+"""
+LISTING = """
+def listed():
+    anew = small_pipeline({"news": sys.argv[1]}, tokenizer=sys.argv[2], workers=1)
+    return anew.for_rank(0, 1).program.identity["sources"]
+
+whole = listed()
+for call in ("open", "read", "list"):
+    for first in (0, 1):
+        fail(call, errno.ESTALE, first, 2)
+        assert listed() == whole
+        print("same")
+    fail(call, errno.ESTALE, 0, 10**6)
+    try:
+        listed()
+    except ZephonError as error:
+        print(type(error).__name__, error)
+fail("none")
 """
 STAYS = """
 for call in ("open", "read"):
@@ -210,10 +227,10 @@ def parquet_of_one_group(folder: Path) -> Path:
     return write_parquet(folder / "x.parquet", texts_of(1200), row_group_rows=1200)
 
 
-def run(script: str, path: Path) -> list[str]:
+def run(script: str, path: Path, faulty: str = "") -> list[str]:
     command = [sys.executable, "-c", SCRIPT + script, str(path), str(tokenizer_folder())]
-    environment = {**with_faults(path.name), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    environment = {**with_faults(faulty or path.name), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -239,3 +256,16 @@ def test_a_fault_that_stays_ends_the_run_with_file_and_tries(tmp_path: Path, mak
         assert str(path.name) in error
         assert "Stale file handle" in error
         assert "on each of 5 tries in 0.1 s" in error
+
+
+@needs_cc
+def test_faults_while_files_are_listed_and_sampled_are_waited_out_too(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "folder" / "x.jsonl", texts_of(20))
+    lines = run(LISTING, tmp_path / "folder", "folder/")  # a folder is listed by this name
+    assert lines.count("same") == 6
+    (error,) = [line for line in lines if line.startswith("SourceError")]
+    assert "folder" in error and "ESTALE, Stale file handle, on each of 5 tries in 0.1 s" in error
+    lines = run(LISTING, tmp_path / "folder", "x.jsonl")
+    errors = [line for line in lines if line.startswith("SourceError")]
+    assert len(errors) == 2
+    assert all("x.jsonl' cannot be read: ESTALE, Stale file handle, on each of 5 tries" in error for error in errors)

@@ -52,7 +52,7 @@ _counting = threading.Lock()
 _worker = threading.local()
 
 
-def with_retries(call: Callable[[], T], path: Path, place: str) -> T:
+def with_retries(call: Callable[[], T], path: Path | str, place: str) -> T:
     """``call()``, tried again after a fault that may pass; ``place`` and ``path`` say in the log what is read.
 
     ``call`` opens the file anew each time: a handle that went stale stays so. Raises the last fault with the number of
@@ -72,7 +72,7 @@ def with_retries(call: Callable[[], T], path: Path, place: str) -> T:
                 raise
 
 
-def _given_up(error: Exception, number: int, path: Path) -> Exception:
+def _given_up(error: Exception, number: int, path: Path | str) -> Exception:
     """``error`` with the tries, marked so that a read around this one does not try them all again."""
     tries = f"on each of {len(WAITS_S) + 1} tries in {sum(WAITS_S):g} s"
     last: Exception = OSError(number, f"{_text(number)}, {tries}", str(path))
@@ -109,7 +109,7 @@ def _wait(seconds: float) -> bool:
     return not ended()
 
 
-def _say(path: Path, place: str, number: int) -> None:
+def _say(path: Path | str, place: str, number: int) -> None:
     """One warning a file at its first fault, and again at its 10th, 100th, ..."""
     with _counting:
         _faults[str(path)] += 1

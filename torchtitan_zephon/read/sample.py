@@ -11,9 +11,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from functools import partial
 from pathlib import Path
 
 from ..errors import SourceError
+from .retry import with_retries
 from .walk import File, trouble
 
 SAMPLE_BYTES = 16 * 2**20
@@ -43,9 +45,9 @@ def sample(source: str, kind: str, root: Path, files: list[File]) -> list[str]:
         try:
             if i % every:
                 samples.append("")
-                head = _head(path) if num_bytes in _POINTER_BYTES else _allowed(path)
+                head = with_retries(partial(_head, path, num_bytes), path, "the beginning")
             else:
-                digest, head = _sample_file(path, num_bytes, budget)
+                digest, head = with_retries(partial(_sample_file, path, num_bytes, budget), path, "a sample")
                 samples.append(digest)
         except OSError as error:
             raise SourceError(f"source {source!r}: {path!r} {trouble(Path(path), error)}") from None
@@ -77,7 +79,10 @@ def _sample_file(path: str, size: int, budget: int | None) -> tuple[str, bytes]:
     return h.hexdigest(), head
 
 
-def _head(path: str) -> bytes:
+def _head(path: str, num_bytes: int) -> bytes:
+    """The first bytes of a file that can be a pointer; of another none, but the system is asked for it."""
+    if num_bytes not in _POINTER_BYTES:
+        return _allowed(path)
     with open(path, "rb") as f:
         return f.read(64)
 

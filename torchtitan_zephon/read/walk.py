@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .pattern import Pattern, States
+from .retry import with_retries
 
 EXTENSIONS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 """What is read. ``.json`` too (one record a line), where the path itself names files that end so."""
@@ -84,7 +85,7 @@ class Walk:
     def named(self, name: str) -> None:
         """A single file, named by the whole path: no name is hidden then."""
         try:
-            status = os.stat(self._prefix + name)  # noqa: PTH116
+            status = with_retries(lambda: os.stat(self._prefix + name), self._prefix + name, "the size")  # noqa: PTH116
         except OSError as error:
             self._trouble(name, error)
         else:
@@ -95,25 +96,24 @@ class Walk:
         path = self._prefix + folder
         subfolders = []
         try:
-            status = os.stat(path)  # noqa: PTH116
+            status, entries = with_retries(lambda: _listed(path), path, "the names")
             place = place_of(path, status)
             first, before = self._entered.get(place, (folder, States()))
             if states <= before:
                 self.left_out.append(LeftOut(folder, Reason.SECOND_WAY, first or "./"))
                 return []
             self._entered[place] = first, before | states
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    if entry.name in TABLE_MARKS:
-                        self.tables.add(folder)
-                    if entry.is_symlink():
-                        self._link(folder, states, entry)
-                    elif entry.is_dir(follow_symlinks=False):
-                        subfolders += self._subfolder(folder, states, entry.name)
-                    elif self.pattern.takes(states, entry.name):
-                        self._take(folder + entry.name, entry.name, entry.stat)
-                    elif self.pattern.takes(states, entry.name, any_name=True):
-                        self.left_out.append(LeftOut(folder + entry.name, Reason.HIDDEN))
+            for entry in entries:
+                if entry.name in TABLE_MARKS:
+                    self.tables.add(folder)
+                if entry.is_symlink():
+                    self._link(folder, states, entry)
+                elif entry.is_dir(follow_symlinks=False):
+                    subfolders += self._subfolder(folder, states, entry.name)
+                elif self.pattern.takes(states, entry.name):
+                    self._take(folder + entry.name, entry.name, entry.stat)
+                elif self.pattern.takes(states, entry.name, any_name=True):
+                    self.left_out.append(LeftOut(folder + entry.name, Reason.HIDDEN))
         except OSError as error:
             self._trouble(folder, error)
         return sorted(subfolders, key=lambda s: os.fsencode(s[0]))
@@ -141,7 +141,7 @@ class Walk:
             self._passed_over(full, name, states)
             return
         try:
-            status = entry.stat()
+            status = with_retries(entry.stat, entry.path, "the size")
         except OSError as error:
             self._dead_link(full, name, error, takes, bool(inside))
             return
@@ -177,7 +177,7 @@ class Walk:
                 self.left_out.append(LeftOut(full, Reason.OTHER_TYPE))
             return
         try:
-            status = status_of()
+            status = with_retries(status_of, full, "the size")
         except OSError as error:
             self._trouble(full, error)
             return
@@ -202,6 +202,12 @@ _KINDS = {
     stat.S_IFBLK: "a device, no file",
 }
 _WAY = "Mend it or move it away, or name the files to read with a glob."
+
+
+def _listed(path: str) -> tuple[os.stat_result, list[os.DirEntry[str]]]:
+    """What a folder is, and what is in it."""
+    with os.scandir(path) as entries:
+        return os.stat(path), list(entries)  # noqa: PTH116
 
 
 def place_of(path: str, status: os.stat_result) -> tuple[int, int | str]:
