@@ -195,3 +195,29 @@ def test_a_rank_that_has_no_note_of_any_rank_logs_its_own(sources: dict[str, Pat
     next(gauges.timed(stream))
     assert sum(gauges.read()[f"zephon/share/{name}"] for name in sources) == pytest.approx(1)
     stream.close()
+
+
+def test_a_rank_that_is_a_step_ahead_is_counted_at_the_step_that_is_logged(sources: dict[str, Path]) -> None:
+    wall = Wall(2)
+    streams = [small_pipeline(sources).for_rank(rank, 2) for rank in range(2)]
+    gauges = [Gauges(stream) for stream in streams]
+    batches = []
+    for rank, gauge in enumerate(gauges):
+        gauge.share(wall.of(rank), lambda step: True)
+        batches.append(gauge.timed(streams[rank]))
+    found = []
+    for ahead in (0, 1):
+        for batch in batches:
+            for _ in range(20 * streams[0].layout.local_batches):
+                next(batch)
+        if ahead:
+            for _ in range(streams[1].layout.local_batches):
+                next(batches[1])
+        found.append({k: v for k, v in gauges[0].read().items() if "/share/" in k})
+    alone = small_pipeline(sources).for_rank(0, 1)
+    expected = Gauges(alone)
+    for _ in itertools.islice(expected.timed(alone), 40 * alone.layout.local_batches):
+        pass
+    assert found[1] == {k: v for k, v in expected.read().items() if "/share/" in k}
+    for stream in (*streams, alone):
+        stream.close()

@@ -47,6 +47,7 @@ class Gauges:
     def __init__(self, stream: RankStream) -> None:
         self._stream = stream
         self._board: Board | None = None
+        self._notes: list[dict[str, Any]] = []
         self._logged: Callable[[int], bool] = lambda step: False
         self._since = time.monotonic()
         self._waited = self._restore = 0.0
@@ -71,15 +72,24 @@ class Gauges:
                 return
             self._tokens += batch.input.size
             if self._board and not batches.waiting and self._logged(batches.first_step + batches.step):
-                self._board.post(json.dumps(self._note()).encode())
+                self._notes = [*self._notes[-1:], self._note()]
+                self._board.post(json.dumps(self._notes).encode())
             yield batch
 
     def _note(self) -> dict[str, Any]:
-        """What this rank's lanes have handed to the trainer: how many lanes, tokens and runs by source."""
+        """What this rank's lanes have handed to the trainer up to a step: how many lanes, tokens and runs by source."""
         figures = self._stream.figures
         assert figures is not None
         own = len(self._stream.layout.own_lanes)
-        return {"lanes": own, "tokens": figures.delivered_tokens, "runs": figures.delivered_runs}
+        step = self._stream.step
+        return {"step": step, "lanes": own, "tokens": figures.delivered_tokens, "runs": figures.delivered_runs}
+
+    def _notes_of_all(self) -> list[dict[str, Any]]:
+        """A note of each rank, of the step at hand. A rank that is faster may have posted for the next one already,
+        but no further, as TorchTitan reduces the loss in each; so it posts its last two."""
+        posted = [json.loads(notes) for notes in self._board.notes() if notes] if self._board else []
+        step = self._notes[-1]["step"] if self._notes else None
+        return [next((n for n in notes if n["step"] == step), notes[-1]) for notes in posted] or [self._note()]
 
     def read(self) -> dict[str, float]:
         """``{"zephon/NAME": value}``; see ``NAMES``."""
@@ -96,8 +106,7 @@ class Gauges:
 
     def _mixture(self, lanes: Figures) -> dict[str, float]:
         program = self._stream.program
-        notes = [json.loads(note) for note in self._board.notes() if note] if self._board else []
-        notes = notes or [self._note()]
+        notes = self._notes_of_all()
         delivered, packed = np.sum([note["tokens"] for note in notes], axis=0), np.array(lanes.source_tokens)
         # Ranks that share a lane both count it.
         runs = np.sum([note["runs"] for note in notes], axis=0) * program.recipe.lanes / sum(n["lanes"] for n in notes)

@@ -28,7 +28,7 @@ NUMBERS = {name: number for number, name in enumerate(MESHES)}
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What eight processes wrote on their way through all meshes; ``data`` is what they read."""
     out = tmp_path_factory.mktemp("mesh")
-    corpus(out / "data", 3000)  # more than is read, so that no sequence comes twice
+    corpus(out / "data", 3000)
     code, output = forked(PROCESSES, "tests.titan.mesh_rank", out / "data", tokenizer_folder(), out)
     assert code == 0, output[-4000:]
     return out
@@ -63,7 +63,6 @@ def test_a_mesh_is_fed_the_global_batches_of_an_unbroken_run(out: Path, straight
     for t in range(STEPS):
         fed = [h for c in range(degree) for h in by_coordinate[c][t]]
         assert fed == straight[first + t]
-        assert len(set(fed)) == BATCH, "coordinates overlap"
 
 
 @pytest.mark.parametrize("name", MESHES)

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torchtitan")
 
-import torch._utils
+import torch
 
 from tests.titan.scenarios import JOB, ROOT, VERSION, forked, hashes, job_folder, torchrun, trained
 from torchtitan_zephon.titan import STOCK
@@ -54,7 +54,7 @@ def test_the_label_conventions_of_the_generations_are_two_streams() -> None:
     assert not set(document.values()) & set(sequence.values())
 
 
-@pytest.mark.skipif(torch._utils._get_available_device_type() is not None, reason="there is an accelerator")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
 def test_the_stock_entry_point_without_an_accelerator_names_the_one_that_needs_none(folder: Path) -> None:
     ours = ("--module", "torchtitan_zephon", "--config", "llama3_debugmodel")
     if VERSION == "0.2.2":
