@@ -75,11 +75,11 @@ class Gauges:
             yield batch
 
     def _note(self) -> dict[str, Any]:
-        """What this rank's lanes have handed to the trainer: how many lanes, tokens and runs by source."""
+        """What this rank's lanes have handed to the trainer: how many lanes, tokens and planned bytes by source."""
         figures = self._stream.figures
         assert figures is not None
         own = len(self._stream.layout.own_lanes)
-        return {"lanes": own, "tokens": figures.delivered_tokens, "runs": figures.delivered_runs}
+        return {"lanes": own, "tokens": figures.delivered_tokens, "bytes": figures.delivered_bytes}
 
     def read(self) -> dict[str, float]:
         """``{"zephon/NAME": value}``; see ``NAMES``."""
@@ -100,14 +100,15 @@ class Gauges:
         notes = notes or [self._note()]
         delivered, packed = np.sum([note["tokens"] for note in notes], axis=0), np.array(lanes.source_tokens)
         # Ranks that share a lane both count it.
-        runs = np.sum([note["runs"] for note in notes], axis=0) * program.recipe.lanes / sum(n["lanes"] for n in notes)
+        lanes_counted = sum(note["lanes"] for note in notes)
+        read = np.sum([note["bytes"] for note in notes], axis=0) * program.recipe.lanes / lanes_counted
         weights = np.array([program.recipe.sources[name].weight for name in program.names])
         figures: dict[str, float] = {}
         for s, name in enumerate(program.names):
             share = float(delivered[s] / max(1, delivered.sum()))
             figures[f"share/{name}"] = share
             figures[f"share_error/{name}"] = share - float(weights[s] / weights.sum())
-            figures[f"epoch/{name}"] = float(runs[s] / program.tables[s].num_runs)
+            figures[f"epoch/{name}"] = float(read[s] / program.tables[s].pieces.sizes.sum())
             figures[f"estimate_error/{name}"] = lanes.source_tokens[s] / max(1, lanes.scheduled_tokens[s]) - 1.0
             figures[f"packed_share/{name}"] = float(packed[s] / max(1, packed.sum()))
         return figures

@@ -243,7 +243,10 @@ def refusal(path: Path, pipeline_folder: Path) -> str:
         (lambda s: {**s, "lane": {"0": s["lane"]["00000"]}}, "holds lane '0', which is none of"),
         (lambda s: {**s, "lane": {"00000": {"a": b""}}}, "holds lane '00000.a', which is none of"),
         (lambda s: {**s, "lane": {**s["lane"], "00003": [1, {"a": 2}]}}, "holds lane '00003.0'|is a list, not bytes"),
-        (lambda s: {**s, "lane": {**s["lane"], "00003": torch.ones(2, 2)}}, "is a Tensor|is damaged: ValueError: Inval"),
+        (
+            lambda s: {**s, "lane": {**s["lane"], "00003": torch.ones(2, 2)}},
+            "is a Tensor|is damaged: ValueError: Inval",
+        ),
         (lambda s: {**s, "lane": {**s["lane"], "00003": None}}, "the state of lane 3 is a NoneType"),
     ],
     ids=range(11),
