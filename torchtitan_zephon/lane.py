@@ -84,7 +84,6 @@ class Lane:
         # The packer's place: at the start of the taker's segment, then running ahead of it.
         self._tokens, self._packing_digests = list(start.tokens), list(self._no_digests)
         self._scheduled = start.cursor.scheduled_tokens
-        self._runs = start.cursor.runs
         self._packer = _packer(program, start.carry)
         self._begin_segment(start.segment)
         if program.plan.next(start.cursor) is None:
@@ -116,11 +115,6 @@ class Lane:
         return self._scheduled
 
     @property
-    def source_runs(self) -> tuple[int, ...]:
-        """Runs of each source from which these tokens come."""
-        return self._runs
-
-    @property
     def delivered_tokens(self) -> tuple[int, ...]:
         """Of the tokens packed from each source, those the taker has.
 
@@ -142,7 +136,6 @@ class Lane:
         """Take in the tokens of the oldest pending chunk."""
         chunk, behind = self._pending.popleft()
         self._scheduled = behind.scheduled_tokens
-        self._runs = behind.runs
         self.balance.add(tokens.balance)
         self._check_barren(tokens)
         s = chunk.source

@@ -77,12 +77,12 @@ class Gauges:
             yield batch
 
     def _note(self) -> dict[str, Any]:
-        """What this rank's lanes have handed to the trainer up to a step: how many lanes, tokens and runs by source."""
+        """What this rank's lanes have handed to the trainer so far: lanes, and tokens and planned bytes by source."""
         figures = self._stream.figures
         assert figures is not None
         own = len(self._stream.layout.own_lanes)
         step = self._stream.step
-        return {"step": step, "lanes": own, "tokens": figures.delivered_tokens, "runs": figures.delivered_runs}
+        return {"step": step, "lanes": own, "tokens": figures.delivered_tokens, "bytes": figures.delivered_bytes}
 
     def _notes_of_all(self) -> list[dict[str, Any]]:
         """A note of each rank, of the step at hand. A rank that is faster may have posted for the next one already,
@@ -109,14 +109,15 @@ class Gauges:
         notes = self._notes_of_all()
         delivered, packed = np.sum([note["tokens"] for note in notes], axis=0), np.array(lanes.source_tokens)
         # Ranks that share a lane both count it.
-        runs = np.sum([note["runs"] for note in notes], axis=0) * program.recipe.lanes / sum(n["lanes"] for n in notes)
+        lanes_counted = sum(note["lanes"] for note in notes)
+        read = np.sum([note["bytes"] for note in notes], axis=0) * program.recipe.lanes / lanes_counted
         weights = np.array([program.recipe.sources[name].weight for name in program.names])
         figures: dict[str, float] = {}
         for s, name in enumerate(program.names):
             share = float(delivered[s] / max(1, delivered.sum()))
             figures[f"share/{name}"] = share
             figures[f"share_error/{name}"] = share - float(weights[s] / weights.sum())
-            figures[f"epoch/{name}"] = float(runs[s] / program.tables[s].num_runs)
+            figures[f"epoch/{name}"] = float(read[s] / program.tables[s].pieces.sizes.sum())
             figures[f"estimate_error/{name}"] = lanes.source_tokens[s] / max(1, lanes.scheduled_tokens[s]) - 1.0
             figures[f"packed_share/{name}"] = float(packed[s] / max(1, packed.sum()))
         return figures

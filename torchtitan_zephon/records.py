@@ -58,8 +58,8 @@ class Figures(NamedTuple):
 
     ``ready``: sequences that could be handed out at once. Then by source, since step 1: ``source_tokens``, tokens
     packed; ``scheduled_tokens``, what the plan took the tokens of the chunks that arrived for, by the estimate;
-    ``delivered_tokens`` and ``delivered_runs``, tokens that the trainer has taken, and the runs they come from. A lane
-    that is shared counts whole on each of its ranks.
+    ``delivered_tokens`` and ``delivered_bytes``, tokens that the trainer has taken, and the planned bytes they come
+    from. A lane that is shared counts whole on each of its ranks.
     """
 
     balance: Balance
@@ -67,7 +67,7 @@ class Figures(NamedTuple):
     source_tokens: tuple[int, ...]
     scheduled_tokens: tuple[int, ...]
     delivered_tokens: tuple[int, ...]
-    delivered_runs: tuple[float, ...]
+    delivered_bytes: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

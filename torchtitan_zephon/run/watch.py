@@ -25,16 +25,19 @@ def figures_of(lanes: list[Lane]) -> Figures:
     for lane in lanes:
         total.add(lane.balance)
     columns = [
-        (lane.source_tokens, lane.scheduled_tokens, lane.delivered_tokens, _delivered_runs(lane)) for lane in lanes
+        (lane.source_tokens, lane.scheduled_tokens, lane.delivered_tokens, _delivered_bytes(lane)) for lane in lanes
     ]
     sums = [tuple(map(sum, zip(*column, strict=True))) for column in zip(*columns, strict=True)]
     return Figures(total, sum(lane.ready for lane in lanes), *sums)
 
 
-def _delivered_runs(lane: Lane) -> tuple[float, ...]:
-    """Of the runs whose tokens were packed, by source: the part that the trainer has, as much as of the tokens."""
-    columns = zip(lane.source_runs, lane.delivered_tokens, lane.source_tokens, strict=True)
-    return tuple(runs * delivered / max(1, packed) for runs, delivered, packed in columns)
+def _delivered_bytes(lane: Lane) -> tuple[float, ...]:
+    """Of the planned bytes whose tokens were packed, by source: the part that the trainer has, as much as of tokens."""
+    rates, columns = lane.program.plan.tokens_per_mib, (lane.delivered_tokens, lane.source_tokens)
+    of_sources = zip(lane.scheduled_tokens, rates, *columns, strict=True)
+    return tuple(
+        scheduled * 2**20 / rate * delivered / max(1, packed) for scheduled, rate, delivered, packed in of_sources
+    )
 
 
 class Watch:
