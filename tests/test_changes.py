@@ -47,6 +47,15 @@ def test_shares_that_differ_little_are_told_with_the_digits_that_tell_them_apart
     ]
 
 
+def test_a_difference_of_the_last_digit_is_told_although_all_are_in_proportion() -> None:
+    now = recipe({"a": 1, "b": 1})
+    now["sources"]["a"]["weight"] += 2.0**-32
+    now["sources"]["b"]["weight"] -= 2.0**-32
+    assert [c.partition(": ")[0] for c in recipe_changes(recipe({"a": 1, "b": 1}), now)] == [
+        *("sources.a.weight", "sources.b.weight"),
+    ]
+
+
 weights = st.dictionaries(st.sampled_from("abcde"), st.floats(0.001, 1000), min_size=1)
 
 
