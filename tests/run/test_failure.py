@@ -153,10 +153,17 @@ def test_an_interruption_while_a_read_hangs_leaves_the_step_before(
     stream = small_pipeline(sources).map(stall_where_told).options(runner=runner).for_rank(0, 1)
     before = rows(rank_steps(stream, 1))
     told.touch()
-    threading.Thread(
-        target=lambda: soon(lambda: "held up" in caplog.text) and os.kill(os.getpid(), signal.SIGINT)
-    ).start()
-    before += read_until(stream, KeyboardInterrupt)
+
+    def interrupt() -> None:
+        soon(lambda: "held up" in caplog.text)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job is born ignoring it
+    threading.Thread(target=interrupt).start()
+    try:
+        before += read_until(stream, KeyboardInterrupt)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert step_of(stream.state_dict()) == len(before)
     assert children() == []
     assert ("workers did not end within 0.2 s" in caplog.text) == (runner == "thread")
