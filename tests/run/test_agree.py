@@ -447,3 +447,11 @@ def test_names_that_are_not_unicode_travel() -> None:
         lambda rank, exchange: agree(exchange, lambda: None, lambda _: Statement(tables={"shards": tables[rank]}))
     )
     assert "is missing; rank 0 has 1 bytes" in refusal(found, SourceError)
+
+
+def test_the_order_in_which_a_rank_states_its_entries_does_not_matter() -> None:
+    tables = [{"a": "1", "b": "2"}, {"b": "2", "a": "1"}]
+    found = Meeting(2).run(
+        lambda rank, exchange: agree(exchange, lambda: rank, lambda _: Statement(tables={"recipe": tables[rank]}))
+    )
+    assert found == [0, 1]
