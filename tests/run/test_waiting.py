@@ -82,13 +82,13 @@ def test_a_chunk_that_waits_for_a_worker_names_what_keeps_the_worker(
     hanging, chunk = chunk_of(one, 2), chunk_of(one, 0)
 
     def hang(chunk: Chunk) -> None:
-        may_go.wait(10)
+        may_go.wait(30)
 
     pool.submit(hang, hanging)
     release_when(lambda: caplog.records, may_go)
     wait_for(pool.submit(one.work, chunk), chunk, one, pool)
     text = caplog.records[0].getMessage()
-    assert f"bytes {hanging.start:,} to {hanging.stop:,}, which has kept a worker busy for 0.1" in text
+    assert f"bytes {hanging.start:,} to {hanging.stop:,}, which has kept a worker busy for " in text
 
 
 @pytest.mark.usefixtures("quick")
@@ -118,8 +118,8 @@ def test_a_file_that_does_not_answer_is_named_and_does_not_end_the_stream(
     path = write_jsonl(tmp_path / "x.jsonl", texts_of(2000))
     stream = small_pipeline({"one": path}).for_rank(0, 1)
     rank_steps(stream, 1)
-    path.unlink()
-    os.mkfifo(path)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "fifo").replace(path)  # at no moment is there no file
     answered = threading.Event()
 
     def answer() -> None:
