@@ -9,12 +9,12 @@ from unittest import mock
 import pytest
 
 from tests.run.ranks import Meeting
-from tests.scenarios import corpus, global_batches, rank_steps, small_pipeline, texts_of, write_jsonl
+from tests.scenarios import corpus, global_batches, rank_steps, small_pipeline, text_of, texts_of, write_jsonl
 from torchtitan_zephon import ConfigError, TokenEstimation
 from torchtitan_zephon.program import Program
 from torchtitan_zephon.run import count
 from torchtitan_zephon.run.agree import Exchange
-from torchtitan_zephon.run.count import count_sequences
+from torchtitan_zephon.run.count import count_sequences, unlike
 
 
 def rates_of(program: Program) -> tuple[int, ...]:
@@ -46,6 +46,45 @@ def test_a_source_is_counted_once_a_process(tmp_path: Path) -> None:
     assert counts.keys() == {1, 3}
     with mock.patch("torchtitan_zephon.run.count.Pool", side_effect=AssertionError):
         assert count_sequences(program, rates_of(program), [3], 4) == {3: counts[3]}
+
+
+def test_lanes_so_unlike_that_a_pass_is_mostly_padding_are_said_once_by_the_first_rank(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = [text_of(n, 12_000 if n == 77 else 6) for n in range(300)]
+    path = write_jsonl(tmp_path / "one-is-long.jsonl", texts)
+    pipeline = small_pipeline({"s": path}, lanes=4, global_batch_size=8, local_batch_size=2, repeat=False)
+    for rank in (1, 0, 0):
+        stream = pipeline.for_rank(rank, 2)
+        next(iter(stream))
+        counts, steps = stream.snapshot().stream.pass_sequences, stream._last_step
+        stream.close()
+        if rank == 1:
+            assert not caplog.records
+            count._counted.clear()
+    assert counts is not None
+    said = [record.message for record in caplog.records if "one pass takes" in record.message]
+    assert len(said) == 1
+    would_do = -(-sum(counts) // 8)
+    assert f"one pass takes {steps:,} steps where {would_do:,} would do" in said[0]
+    assert f"lane {counts.index(max(counts))} has {max(counts):,} sequences" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("counts", "lane_sequences"),
+    [([100, 100, 101, 102], 1), ([0, 1, 2, 0], 1), ([0, 0, 0, 0], 4), ([90, 100, 100, 110], 16), ([1000, 1018], 1)],
+)
+def test_lanes_that_are_alike_within_a_step_or_two_per_cent_are_not_mentioned(
+    counts: list[int], lane_sequences: int
+) -> None:
+    assert unlike(counts, lane_sequences) is None
+
+
+def test_lanes_of_which_some_are_empty_are_mentioned() -> None:
+    text = unlike([0, 0, 40, 0], 2)
+    assert text is not None
+    assert "20 steps where 5 would do: lane 2 has 40 sequences, most lanes about 0" in text
+    assert "75% of what is read is padding" in text
 
 
 def test_a_resume_counts_nothing(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 What flows in: a program. What flows out: the number of sequences of each lane in one pass. All ranks must
 end at the same step, so each counts its own lanes, which costs reading and tokenising them once more, and the ranks
 exchange the counts once. They are a part of the stream's state: a resume counts nothing. Kept for the life of the
-process, as a validation set is passed many times.
+process, as a validation set is passed many times. Where the lanes are so unlike that much of the pass is padding, the
+first rank says so before the first step.
 """
 
 from __future__ import annotations
 
+import logging
+import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
 from ..errors import ConfigError
@@ -22,6 +25,11 @@ from ..state import recipe_hash
 from .agree import Exchange, alone, gather
 from .pool import Pool
 from .waiting import wait_for
+
+logger = logging.getLogger(__name__)
+
+TOLERATED_PADDING = 0.02
+"""A larger part of a pass that is padding, for lanes that end early, is pointed out."""
 
 _counted: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
 
@@ -39,7 +47,26 @@ def count_pass(
         own = lanes if exchange is alone else layout.own_lanes
         for found in gather(exchange, lambda: count_sequences(program, tokens_per_mib, own, workers)):
             known.update({int(n): count for n, count in found.items()})
+        if layout.dp_rank == 0 and (text := unlike([known[n] for n in lanes], layout.lane_sequences)):
+            logger.warning("zephon: %s", text)
     return tuple(known[n] for n in lanes)
+
+
+def unlike(counts: Sequence[int], lane_sequences: int) -> str | None:
+    """What to say of lanes whose pass has ``counts`` sequences, ``lane_sequences`` a step; None if they are alike.
+
+    >>> unlike([98, 99, 98, 947], 1)[:81]
+    'one pass takes 947 steps where 311 would do: lane 3 has 947 sequences, most lanes'
+    """
+    steps, would_do = (-(-n // lane_sequences) for n in (max(counts), -(-sum(counts) // len(counts))))
+    if steps <= would_do + 1 or steps - would_do <= TOLERATED_PADDING * steps:
+        return None
+    return (
+        f"one pass takes {steps:,} steps where {would_do:,} would do: lane {counts.index(max(counts))} has "
+        f"{max(counts):,} sequences, most lanes about {round(statistics.median(counts)):,}. So "
+        f"{1 - would_do / steps:.0%} of what is read is padding. A record is read whole by one lane: cut records that "
+        "are long beside a lane's part, or use fewer lanes. A filter that drops much in one place has this effect too."
+    )
 
 
 def count_sequences(

@@ -57,6 +57,6 @@ class Watch:
             self._said.add(name)
             logger.warning(
                 "source %r: its tokens so far, %s, are %.2f times what was estimated, so its share is off by as much. "
-                "Its tokens per byte vary more than the sample showed: a larger estimate_bytes measures better (a new "
-                "stream).", name, f"{real:,}", real / scheduled,
+                "Either its tokens per byte vary more than the sample showed (a larger estimate_bytes measures better, "
+                "in a new stream), or a few records hold much of it (cut them).", name, f"{real:,}", real / scheduled,
             )  # fmt: skip
