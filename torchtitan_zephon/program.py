@@ -274,8 +274,8 @@ def opened(name: str, source: SourceConfig) -> Source:
 def _identity(
     recipe: Recipe, seq_len: int, sources: tuple[Source, ...], tokenizer: TokenizerSpec, functions: tuple[Function, ...]
 ) -> dict[str, Any]:
-    """The recipe as plain values. Absent on purpose: roots (content counts, not place), workers,
-    prefetch, ledger (speed and reporting), dp degree and local batch (who reads, not what)."""
+    """The recipe as plain values. Left out on purpose: source folders (only content matters), workers, prefetch and
+    ledger (speed and reporting), dp degree and local batch (which rank reads, not what is read)."""
     weights = integer_weights({s.name: recipe.sources[s.name].weight for s in sources})
     plain = {
         name: getattr(recipe, name)
