@@ -7,15 +7,66 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torchtitan")
 
-from tests.titan.scenarios import JOB, ROOT, job_folder, torchrun
+import torch.distributed as dist
 
-pytestmark = pytest.mark.slow
+from tests.titan.scenarios import JOB, ROOT, job_folder, torchrun
+from torchtitan_zephon import ConfigError
+from torchtitan_zephon.plan.layout import Layout
+from torchtitan_zephon.run.agree import alone
+from torchtitan_zephon.titan.ranks import StoreBoard, exchange_of_job
+from torchtitan_zephon.torch_exchange import torch_exchange
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_every_rank_reads_the_last_note_of_each_and_waits_for_none() -> None:
+    boards = [
+        StoreBoard(Layout(lanes=2, global_batch_size=2, dp_degree=2, dp_rank=rank, local_batch_size=1))
+        for rank in range(2)
+    ]
+    assert boards[0].notes() == [b"", b""]
+    boards[1].post(b"first")
+    boards[1].post(b"second")
+    for board in boards:
+        assert board.notes() == [b"", b"second"]
+
+
+@pytest.mark.usefixtures("group")
+def test_a_process_alone_has_nobody_to_compare_with() -> None:
+    assert torch_exchange(b"a") == [b"a"]
+    assert exchange_of_job() is alone
+
+
+def test_an_exchange_without_a_process_group_says_what_to_call() -> None:
+    assert exchange_of_job() is alone
+    with pytest.raises(ConfigError, match=r"before torch\.distributed\.init_process_group"):
+        torch_exchange(b"a")
+
+
+def test_the_fake_backend_of_torchtitan_has_no_other_rank() -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        assert exchange_of_job() is alone
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +93,7 @@ def refused(folders: list[Path], *overrides: str) -> str:
     return re.sub(r"\s+", " ", output)
 
 
+@slow
 def test_a_file_that_one_rank_does_not_see_stops_both_before_a_model_is_built(folders: list[Path]) -> None:
     shutil.copytree(folders[0] / "data", folders[1] / "data")
     (folders[1] / "data" / "books" / "persuasion-1.jsonl").unlink()
@@ -50,6 +102,7 @@ def test_a_file_that_one_rank_does_not_see_stops_both_before_a_model_is_built(fo
     assert "sources.books.shards: 'persuasion-1.jsonl' is missing; rank 0 has" in text
 
 
+@slow
 def test_a_tensor_parallel_peer_that_cannot_list_a_source_tells_the_others(folders: list[Path]) -> None:
     shutil.rmtree(folders[1])
     shutil.copytree(folders[0] / "data", folders[1] / "data")
@@ -60,6 +113,7 @@ def test_a_tensor_parallel_peer_that_cannot_list_a_source_tells_the_others(folde
     )
 
 
+@slow
 def test_the_snippet_of_the_docs_compares_two_processes(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "how-it-works.md").read_text("utf-8")
     [snippet] = re.findall(r"```python\n(.*?torch_exchange.*?)```", page, re.DOTALL)
