@@ -385,6 +385,14 @@ def test_a_source_that_cannot_be_read_hides_no_other(job_file: Path) -> None:
     assert [s.share for s in shown] == [3 / 6, 1 / 6]
 
 
+def test_a_length_that_no_sequence_can_have_hides_nothing_else(job_file: Path) -> None:
+    more = [f"--zephon.sources.{name}.{key}" for name in "ab" for key in ("path=nowhere", "weight=1")]
+    for also in ((), ("--model.hf_assets_path=nowhere",)):
+        report = report_of(job_file, *more, "--training.seq_len=1", *also)
+        starts = ["seq_len = 1 ", *["model.hf_as"] * len(also), "source 'a':", "source 'b':"]
+        assert sorted(text[:11] for text in report.problems) == sorted(start[:11] for start in starts)
+
+
 def test_a_problem_of_training_and_validation_alike_is_told_once(job_file: Path) -> None:
     wrong = ("--model.hf_assets_path=nowhere", "--parallelism.data_parallel_shard_degree=4")
     report = report_of(validated(job_file, job_file.parent / "news"), "--validation.enable", *wrong, dp=[3])

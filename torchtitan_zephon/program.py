@@ -230,6 +230,12 @@ class Program:
         return "\n".join(lines)
 
 
+def check_seq_len(seq_len: int) -> None:
+    """Raises ``ConfigError`` for a number of tokens that no sequence can have."""
+    if type(seq_len) is not int or seq_len < 2:
+        raise ConfigError(f"seq_len = {seq_len!r} must be 2 or more, a whole number.")
+
+
 def compile_program(
     recipe: Recipe,
     seq_len: int,
@@ -238,8 +244,7 @@ def compile_program(
     backend: Wanted = "hf",
 ) -> Program:
     """Open and cut every source. Raises ``ConfigError``, ``SourceError``, ``TokenizerError``."""
-    if type(seq_len) is not int or seq_len < 2:
-        raise ConfigError(f"seq_len = {seq_len!r} must be 2 or more, a whole number.")
+    check_seq_len(seq_len)
     if not recipe.sources:
         raise ConfigError(
             "the recipe names no source; add a table for each, such as\n"

@@ -24,7 +24,7 @@ from torchtitan_zephon.run.ring import SLOTS
 from torchtitan_zephon.state import decode_stream
 
 ROOT = Path(__file__).resolve().parents[2]
-SOON_S = 10.0
+SOON_S = 60.0
 """Far above what an end takes (a second at most), for busy machines."""
 Sources = dict[str, Path]
 

@@ -18,7 +18,7 @@ from ..estimate import Estimate
 from ..ops.tokenize import Tokenize, TokenizerSpec, check_vocabulary
 from ..ops.tokenizer_files import load_tokenizer, unusable
 from ..plan.chunking import cut
-from ..program import Program, compile_program, opened
+from ..program import Program, check_seq_len, compile_program, opened
 from ..read.files import Manifest
 from ..read.records import Source
 from ..titan.job import Job
@@ -66,7 +66,9 @@ def reading(job: Job, version: str, recipe: Recipe, vocab_size: int | None, prob
     if not recipe.sources:  # told when the job was parsed
         return found
     with problems:
-        found = dataclasses.replace(found, seq_len=seq_len_of(job, version, training=recipe is job.recipe))
+        seq_len = seq_len_of(job, version, training=recipe is job.recipe)
+        check_seq_len(seq_len)
+        found = dataclasses.replace(found, seq_len=seq_len)
     tokenizer = None
     with problems:
         tokenizer = tokenizer_of(job, recipe)
