@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import contextlib
 import os
 import subprocess
 import sys
@@ -35,7 +36,10 @@ def made(sources: Sources, **options: Any) -> Pipeline:
 
 def children() -> list[int]:
     """Loader processes of this one that still run."""
-    pids = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    pids: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            pids += (task / "children").read_text().split()
     return [int(pid) for pid in pids if b"boot.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
