@@ -21,7 +21,7 @@ from corpus import source_of
 from torchtitan_zephon import Batch, Pipeline
 from torchtitan_zephon.lane import sequence_hash
 from torchtitan_zephon.ops import fast
-from torchtitan_zephon.ops.pack import Wrap
+from torchtitan_zephon.ops.pack import Pack
 from torchtitan_zephon.ops.tokenize import _around
 from torchtitan_zephon.records import Sequence, Tokens
 
@@ -55,7 +55,7 @@ def one_pass(program: Any, most: float) -> tuple[Counter[str], int]:
         spent[stage] += time.process_time() - started
         return value
 
-    packer, tokens, sequences, run = Wrap(SEQ_LEN, 0, Tokens.empty()), 0, [], 0
+    packer, tokens, sequences, run = Pack("wrap", "document", 0, SEQ_LEN, Tokens.empty()), 0, [], 0
     tokenize = program.tokenize
     while tokens < most:
         for s, source in enumerate(program.sources):

@@ -51,6 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         "run",
         "changes",
         "config",
+        "ops.render",
         "ops.tokenize",
         "read.records",
         "read.retry",  # a worker that waits to read again must know when its pool ends
