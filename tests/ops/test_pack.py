@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from tests.strategies import Document, cuts, documents, tokens_of
 from torchtitan_zephon.ops import pack
 from torchtitan_zephon.ops.pack import FirstFit, Packer, Wrap, no_rows, padding_row
-from torchtitan_zephon.records import IGNORE_LABEL, Rows, Tokens
+from torchtitan_zephon.records import IGNORE_LABEL, Documents, Rows
 
 PADDING = 7
 SEQ_LENS = st.integers(2, 9)
@@ -21,12 +21,12 @@ SEQ_LENS = st.integers(2, 9)
 
 @dataclass
 class Row:
-    """One row of the reference. ``pieces``: first column, source, shard, record."""
+    """One row of the reference. ``pieces``: first column, source, shard, record, part."""
 
     inputs: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    pieces: list[tuple[int, int, int, int]] = field(default_factory=list)
+    pieces: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     filled: int = 0
 
     def put(self, document: Document, i: int, starts_piece: bool) -> None:
@@ -109,14 +109,14 @@ def useful(items: list[Document]) -> int:
 
 
 def document(length: int, record: int = 0, first: int = 100) -> Document:
-    return Document(list(range(first, first + length)), (0, 0, record))
+    return Document(list(range(first, first + length)), (0, 0, record, 0))
 
 
 @given(st.data(), SEQ_LENS)
 @settings(max_examples=200)
 def test_wrap_gives_the_rows_of_the_reference(data: st.DataObject, seq_len: int) -> None:
     items = data.draw(documents(seq_len))
-    packer = Wrap(seq_len, PADDING, Tokens.empty())
+    packer = Wrap(seq_len, PADDING, Documents.empty())
     rows = add_all(packer, data.draw(cuts(items)))
     expected = wrap_reference(items, seq_len)
     unfinished = [expected.pop()] if expected and expected[-1].filled < seq_len else []
@@ -127,7 +127,7 @@ def test_wrap_gives_the_rows_of_the_reference(data: st.DataObject, seq_len: int)
     assert rows_of(packer.finish()) == []
 
 
-def check_carry(carry: Tokens, unfinished: list[Row], seq_len: int) -> None:
+def check_carry(carry: Documents, unfinished: list[Row], seq_len: int) -> None:
     """The carry holds the inputs and labels of the unfinished row, piece by piece, and no row of tokens more."""
     pieces = [
         (carry.ids[a:b].tolist(), tuple(origin))
@@ -144,7 +144,7 @@ def check_carry(carry: Tokens, unfinished: list[Row], seq_len: int) -> None:
 @given(st.data(), SEQ_LENS)
 def test_wrap_rows_do_not_depend_on_how_documents_are_cut_into_chunks(data: st.DataObject, seq_len: int) -> None:
     items = data.draw(documents(seq_len))
-    one, other = (Wrap(seq_len, PADDING, Tokens.empty()) for _ in range(2))
+    one, other = (Wrap(seq_len, PADDING, Documents.empty()) for _ in range(2))
     assert add_all(one, data.draw(cuts(items))) == add_all(other, data.draw(cuts(items)))
     assert rows_of(one.finish()) == rows_of(other.finish())
 
@@ -152,9 +152,9 @@ def test_wrap_rows_do_not_depend_on_how_documents_are_cut_into_chunks(data: st.D
 @given(st.data(), SEQ_LENS)
 def test_wrap_goes_on_from_a_carry_as_if_it_had_not_stopped(data: st.DataObject, seq_len: int) -> None:
     chunks = data.draw(cuts(data.draw(documents(seq_len))))
-    whole = Wrap(seq_len, PADDING, Tokens.empty())
+    whole = Wrap(seq_len, PADDING, Documents.empty())
     expected = add_all(whole, chunks)
-    rows, carry = [], Tokens.empty()
+    rows, carry = [], Documents.empty()
     for chunk in chunks:
         packer = Wrap(seq_len, PADDING, carry)
         rows += add_all(packer, [chunk])
@@ -163,7 +163,7 @@ def test_wrap_goes_on_from_a_carry_as_if_it_had_not_stopped(data: st.DataObject,
 
 
 def test_a_carry_does_not_grow_with_documents_that_have_no_input() -> None:
-    packer = Wrap(8, PADDING, Tokens.empty())
+    packer = Wrap(8, PADDING, Documents.empty())
     packer.add(tokens_of([document(4)]))
     for _ in range(100):
         packer.add(tokens_of([document(1), document(0)]))
@@ -197,7 +197,7 @@ def test_every_token_but_the_last_of_a_document_is_an_input_once(
     data: st.DataObject, seq_len: int, algorithm: str
 ) -> None:
     items = data.draw(documents(seq_len))
-    packer: Packer = Wrap(seq_len, PADDING, Tokens.empty()) if algorithm == "wrap" else FirstFit(seq_len, PADDING)
+    packer: Packer = Wrap(seq_len, PADDING, Documents.empty()) if algorithm == "wrap" else FirstFit(seq_len, PADDING)
     rows = add_all(packer, data.draw(cuts(items))) + rows_of(packer.finish())
     pairs = [pair for row in rows for pair in zip(row.inputs[: row.filled], row.labels[: row.filled], strict=True)]
     assert sorted(pairs) == sorted(pair for d in items for pair in itertools.pairwise(d.ids))
@@ -211,7 +211,7 @@ def test_every_token_but_the_last_of_a_document_is_an_input_once(
 def test_documents_of_chosen_lengths_fill_rows_of_four(lengths: list[int], algorithm: str) -> None:
     items = [document(n, record=k, first=100 * (k + 1)) for k, n in enumerate(lengths)]
     if algorithm == "wrap":
-        packer: Packer = Wrap(4, PADDING, Tokens.empty())
+        packer: Packer = Wrap(4, PADDING, Documents.empty())
         expected = wrap_reference(items, 4)
         full, rest = [r for r in expected if r.filled == 4], [r.pad(4) for r in expected if r.filled < 4]
     else:
@@ -222,17 +222,17 @@ def test_documents_of_chosen_lengths_fill_rows_of_four(lengths: list[int], algor
 
 
 def test_a_document_that_ends_at_a_row_end_leaves_no_carry() -> None:
-    packer = Wrap(4, PADDING, Tokens.empty())
+    packer = Wrap(4, PADDING, Documents.empty())
     assert len(packer.add(tokens_of([document(9)]))) == 2
     assert len(packer.carry.ids) == len(packer.carry.origin) == 0
 
 
 def test_a_row_as_it_stands_on_paper() -> None:
-    rows = Wrap(6, PADDING, Tokens.empty()).add(tokens_of([Document([1, 2, 3], (0, 0, 5)), document(6, 9)]))
+    rows = Wrap(6, PADDING, Documents.empty()).add(tokens_of([Document([1, 2, 3], (0, 0, 5, 0)), document(6, 9)]))
     assert rows.inputs.tolist() == [[1, 2, 100, 101, 102, 103]]
     assert rows.labels.tolist() == [[2, 3, 101, 102, 103, 104]]
     assert rows.positions.tolist() == [[0, 1, 0, 1, 2, 3]]
-    assert rows.pieces.tolist() == [[0, 0, 0, 5], [2, 0, 0, 9]]
+    assert rows.pieces.tolist() == [[0, 0, 0, 5, 0], [2, 0, 0, 9, 0]]
 
 
 def test_a_padding_row_is_masked_whole() -> None:
@@ -242,7 +242,7 @@ def test_a_padding_row_is_masked_whole() -> None:
 
 @given(st.data())
 def test_a_carry_is_under_a_row_of_inputs(data: st.DataObject) -> None:
-    packer = Wrap(5, PADDING, Tokens.empty())
+    packer = Wrap(5, PADDING, Documents.empty())
     for chunk in data.draw(cuts(data.draw(documents(5)))):
         packer.add(tokens_of([d for d in chunk if len(d.ids) > 1]))
         assert len(packer.carry.ids) - len(packer.carry.origin) < 5

@@ -1,6 +1,6 @@
 """Documents to rows of exactly ``seq_len`` tokens; the accumulators that decide.
 
-What flows in: ``Tokens`` in order. What flows out: ``Rows``. Inputs are a document's tokens but
+What flows in: ``Documents`` of token ids, in order. What flows out: ``Rows``. Inputs are a document's tokens but
 the last, labels its tokens but the first, so nothing is predicted across a border; positions
 restart at 0 with each document and at the start of each row (TorchTitan 0.3.0's text loader).
 ``WrapAcross`` alone predicts the first token of a document from the last of the one before.
@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..records import IGNORE_LABEL, Rows, Tokens
+from ..records import IGNORE_LABEL, Documents, Rows
 
 OPEN_ROWS = 64
 """Rows that ``FirstFit`` keeps open; the fullest is closed and padded to open another."""
@@ -28,13 +28,13 @@ OPEN_ROWS = 64
 class Packer(Protocol):
     """The accumulator contract: ``add`` in order, ``flush`` back to the initial state."""
 
-    carry: Tokens
+    carry: Documents
     last_tokens: int
     """Tokens so far that are a label and no input."""
     unused_tokens: int
     """Tokens so far that are neither: a document, or a lane's end, of one token has nothing to predict."""
 
-    def add(self, tokens: Tokens) -> Rows: ...
+    def add(self, tokens: Documents) -> Rows: ...
     def flush(self) -> Rows: ...
     def finish(self) -> Rows: ...
 
@@ -42,16 +42,16 @@ class Packer(Protocol):
 class Wrap:
     """Cut every ``seq_len`` tokens. ``carry`` holds the pieces of the unfinished row."""
 
-    def __init__(self, seq_len: int, padding_id: int, carry: Tokens) -> None:
+    def __init__(self, seq_len: int, padding_id: int, carry: Documents) -> None:
         self.seq_len, self.padding_id, self.carry = seq_len, padding_id, carry
         self.last_tokens = self.unused_tokens = 0
 
-    def add(self, tokens: Tokens) -> Rows:
+    def add(self, tokens: Documents) -> Rows:
         """All rows that are now full."""
         single = int(np.count_nonzero(np.diff(tokens.offsets) == 1))
         self.last_tokens += len(tokens.ids) - tokens.num_inputs - single
         self.unused_tokens += single
-        joined = _Joined.of(Tokens.join(self.carry, tokens))
+        joined = _Joined.of(Documents.join(self.carry, tokens))
         rows = joined.total // self.seq_len
         self.carry = joined.rest(rows * self.seq_len)
         return joined.rows(np.arange(rows, dtype=np.int64) * self.seq_len, self.seq_len, self.seq_len, self.padding_id)
@@ -62,7 +62,7 @@ class Wrap:
 
     def finish(self) -> Rows:
         """The carry as one padded row; the end of a finite stream."""
-        joined, self.carry = _Joined.of(self.carry), Tokens.empty()
+        joined, self.carry = _Joined.of(self.carry), Documents.empty()
         starts = np.zeros(int(joined.total > 0), dtype=np.int64)
         return joined.rows(starts, joined.total, self.seq_len, self.padding_id)
 
@@ -73,13 +73,13 @@ class WrapAcross:
     The labels of TorchTitan 0.2.2's text loader, which knows no borders. One token a row is a label only.
     """
 
-    def __init__(self, seq_len: int, padding_id: int, carry: Tokens) -> None:
+    def __init__(self, seq_len: int, padding_id: int, carry: Documents) -> None:
         self.seq_len, self.padding_id, self.carry = seq_len, padding_id, carry
         self.last_tokens = self.unused_tokens = 0
 
-    def add(self, tokens: Tokens) -> Rows:
+    def add(self, tokens: Documents) -> Rows:
         """All rows that are now full."""
-        joined = Tokens.join(self.carry, tokens)
+        joined = Documents.join(self.carry, tokens)
         n, size = len(joined.ids) // (self.seq_len + 1), self.seq_len + 1
         self.last_tokens += n
         self.carry = _tail(joined, n * size)
@@ -92,7 +92,7 @@ class WrapAcross:
 
     def finish(self) -> Rows:
         """The carry as one padded row; the end of a finite stream. A single token has no label and gives none."""
-        joined, self.carry = self.carry, Tokens.empty()
+        joined, self.carry = self.carry, Documents.empty()
         filled = len(joined.ids) - 1
         self.last_tokens += filled >= 1
         self.unused_tokens += filled == 0
@@ -104,7 +104,7 @@ class WrapAcross:
         rows.filled[0] = filled
         return rows
 
-    def _rows(self, joined: Tokens, inputs: np.ndarray, labels: np.ndarray, filled: int = -1) -> Rows:
+    def _rows(self, joined: Documents, inputs: np.ndarray, labels: np.ndarray, filled: int = -1) -> Rows:
         """``Rows`` with positions and pieces from the borders in ``joined``; ``filled``: of a single, last row."""
         n, s = inputs.shape
         starts = joined.offsets[:-1][np.diff(joined.offsets) > 0]
@@ -122,11 +122,11 @@ class FirstFit:
     """Whole documents, first open row with room. Carries nothing across a flush."""
 
     def __init__(self, seq_len: int, padding_id: int) -> None:
-        self.seq_len, self.padding_id, self.carry = seq_len, padding_id, Tokens.empty()
+        self.seq_len, self.padding_id, self.carry = seq_len, padding_id, Documents.empty()
         self.last_tokens = self.unused_tokens = 0
         self._open: list[_OpenRow] = []
 
-    def add(self, tokens: Tokens) -> Rows:
+    def add(self, tokens: Documents) -> Rows:
         """Rows that are full, or that were closed to make room, in the order of closing."""
         single = int(np.count_nonzero(np.diff(tokens.offsets) == 1))
         self.last_tokens += len(tokens.ids) - tokens.num_inputs - single
@@ -183,20 +183,20 @@ class FirstFit:
         return Rows(inputs, labels, positions, np.array(pieces, np.int64), first_piece, filled)
 
 
-def _tail(tokens: Tokens, begin: int) -> Tokens:
+def _tail(tokens: Documents, begin: int) -> Documents:
     """``tokens`` from token ``begin`` on; the first document may be the end of one."""
     if begin == len(tokens.ids):
-        return Tokens.empty()
+        return Documents.empty()
     d = int(np.searchsorted(tokens.offsets, begin, side="right")) - 1
     kept = np.diff(tokens.offsets[d:]) > 0
     offsets = np.append(tokens.offsets[d:-1][kept], len(tokens.ids)) - begin
     offsets[0] = 0
-    return Tokens(tokens.ids[begin:].copy(), offsets, tokens.origin[d:][kept])
+    return Documents({}, {"ids": tokens.ids[begin:].copy()}, offsets, tokens.origin[d:][kept])
 
 
 @dataclass(slots=True)
 class _Piece:
-    tokens: Tokens
+    tokens: Documents
     document: int
     begin: int
     length: int
@@ -212,32 +212,32 @@ class _OpenRow:
 class _Joined:
     """Documents laid end to end as inputs and labels; ``starts``: int64 [documents], of inputs."""
 
-    tokens: Tokens
+    tokens: Documents
     starts: np.ndarray
     total: int
 
     @classmethod
-    def of(cls, tokens: Tokens) -> _Joined:
+    def of(cls, tokens: Documents) -> _Joined:
         lengths = np.maximum(np.diff(tokens.offsets) - 1, 0)
         starts = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=starts[1:])
         return cls(tokens, starts[:-1], int(starts[-1]))
 
-    def rest(self, used: int) -> Tokens:
+    def rest(self, used: int) -> Documents:
         """The documents from input position ``used`` on; the first may be the end of one."""
         t = self.tokens
         if used == self.total:
-            return Tokens.empty()
+            return Documents.empty()
         d = int(np.searchsorted(self.starts, used, side="right")) - 1
         begin = int(t.offsets[d]) + used - int(self.starts[d])
         offsets = t.offsets[d:] - begin
         offsets[0] = 0
         kept = np.diff(offsets) > 1  # a document of under two tokens has no input to give any more
         if kept.all():
-            return Tokens(t.ids[begin:].copy(), offsets, t.origin[d:])
+            return Documents({}, {"ids": t.ids[begin:].copy()}, offsets, t.origin[d:])
         lengths = np.diff(offsets)
         ids = t.ids[begin:][np.repeat(kept, lengths)]
-        return Tokens(ids, np.concatenate([[0], np.cumsum(lengths[kept])]), t.origin[d:][kept])
+        return Documents({}, {"ids": ids}, np.concatenate([[0], np.cumsum(lengths[kept])]), t.origin[d:][kept])
 
     def rows(self, row_starts: np.ndarray, filled: int, seq_len: int, padding_id: int) -> Rows:
         """Rows at ``row_starts``; all are full, except that a single one may have ``filled`` < seq_len."""
@@ -274,7 +274,7 @@ def _positions(begins: np.ndarray, used: int, size: int) -> np.ndarray:
 def no_rows(seq_len: int) -> Rows:
     """No row."""
     nothing = np.zeros((0, seq_len), np.int32)
-    return Rows(nothing, nothing, nothing, np.zeros((0, 4), np.int64), np.zeros(1, np.int64), np.zeros(0, np.int64))
+    return Rows(nothing, nothing, nothing, np.zeros((0, 5), np.int64), np.zeros(1, np.int64), np.zeros(0, np.int64))
 
 
 def padding_row(seq_len: int, padding_id: int) -> Rows:
@@ -284,7 +284,7 @@ def padding_row(seq_len: int, padding_id: int) -> Rows:
         np.full(shape, padding_id, np.int32),
         np.full(shape, IGNORE_LABEL, np.int32),
         np.arange(seq_len, dtype=np.int32).reshape(shape),
-        np.zeros((0, 4), np.int64),
+        np.zeros((0, 5), np.int64),
         np.zeros(2, np.int64),
         np.zeros(1, np.int64),
     )
