@@ -66,7 +66,7 @@ def measure(path: Path, most: int) -> None:
     pieces = range(0, len(units), every)
     for piece in pieces:
         chunk = Chunk(0, 0, 0, piece, 0, units[piece], 1)
-        size += sum(len(text) for text in source.texts(chunk, ()).texts)
+        size += sum(len(text) for text in source.documents(chunk, ()).values["text"])
     cpu = time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(

@@ -23,7 +23,7 @@ from torchtitan_zephon.plan.chunking import Pieces, cut
 from torchtitan_zephon.plan.cursor import Cursor, Endless, LanePlan, lane_offsets, order_keys
 from torchtitan_zephon.plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from torchtitan_zephon.read.files import list_source
-from torchtitan_zephon.records import Tokens
+from torchtitan_zephon.records import Documents
 from torchtitan_zephon.state import NO_DIGEST, LaneState, SegmentStart, decode_lane, encode_lane
 
 LANES, SHARDS, TOKENS, BYTES_A_TOKEN, SEQ_LEN = 1024, 1_000_000, 15e12, 4.1, 8192
@@ -81,7 +81,8 @@ def main() -> None:
     print(f"{seconds / lasts:.2e} of a core a lane; shares at the end: ", end="")
     print(", ".join(f"{n} {t / tokens:.4f}" for n, t in zip(WEIGHTS, cursor.scheduled_tokens, strict=True)))
 
-    carry = Tokens(np.arange(SEQ_LEN, dtype=np.int32), np.array([0, SEQ_LEN]), np.array([[1, 999_999, 2**40]]))
+    origin = np.array([[1, 999_999, 2**40, 0]])
+    carry = Documents({}, {"ids": np.arange(SEQ_LEN, dtype=np.int32)}, np.array([0, SEQ_LEN]), origin)
     start = SegmentStart(9_999, cursor, cursor.scheduled_tokens, carry, NO_DIGEST)
     states = [encode_lane(LaneState(n, start, 255, 10**7, NO_DIGEST, ("0" * 16,) * 2)) for n in range(LANES)]
     started = time.perf_counter()

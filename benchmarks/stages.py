@@ -23,7 +23,7 @@ from torchtitan_zephon.lane import sequence_hash
 from torchtitan_zephon.ops import fast
 from torchtitan_zephon.ops.pack import Pack
 from torchtitan_zephon.ops.tokenize import _around
-from torchtitan_zephon.records import Sequence, Tokens
+from torchtitan_zephon.records import Documents, Packet, Sequence
 
 SEQ_LEN, BATCH = 2048, 8
 
@@ -55,34 +55,36 @@ def one_pass(program: Any, most: float) -> tuple[Counter[str], int]:
         spent[stage] += time.process_time() - started
         return value
 
-    packer, tokens, sequences, run = Pack("wrap", "document", 0, SEQ_LEN, Tokens.empty()), 0, [], 0
+    packer, tokens, sequences, run = Pack("wrap", "document", 0, SEQ_LEN, Documents.empty()), 0, [], 0
     tokenize = program.tokenize
     while tokens < most:
         for s, source in enumerate(program.sources):
             table = program.tables[s]
             chunk, _ = table.chunk(0, run % table.num_runs, 0)
             records = timed("read and parse", source.reader.read, chunk, False)
-            texts = source.texts(chunk, ())
-            order = np.random.default_rng(run).permutation(len(texts.texts))
-            texts = timed("permute records", texts.ordered, order)
+            documents = source.documents(chunk, ())
+            order = np.random.default_rng(run).permutation(len(documents))
+            documents = timed("permute records", documents.ordered, order)
+            texts = documents.values["text"]
             if tokenize.backend == "hf":
-                ids, offsets = timed("tokenise", tokenize._reference, texts.texts)
+                ids, offsets = timed("tokenise", tokenize._reference, texts)
             else:
-                ids, offsets = timed("tokenise", tokenize._fast.unguarded, texts.texts)
-                picked = timed("choose documents to check", fast.rechecked, s, texts.shard, texts.records)
-                timed("tokenise those again (tokenizers)", tokenize.check, [texts.texts[i] for i in picked])
-            every = np.ones(len(texts.texts), bool)
+                ids, offsets = timed("tokenise", tokenize._fast.unguarded, texts)
+                picked = timed("choose documents to check", fast.rechecked, documents.origin)
+                timed("tokenise those again (tokenizers)", tokenize.check, [texts[i] for i in picked])
+            every = np.ones(len(texts), bool)
             around = (tokenize.spec.add_bos, every), (tokenize.spec.add_eos, every)
             ids, offsets = timed("BOS and EOS", _around, ids, offsets, *around)
-            found = timed("provenance and digest of the chunk", tokenize._tokens, s, texts, ids, offsets)
-            rows = timed("pack: inputs, labels, positions", packer.add, found)
+            documents = Documents({}, {"ids": ids}, offsets, documents.origin)
+            timed("digest of the chunk", Packet.of, documents)
+            rows = timed("pack: inputs, labels, positions", packer.add, documents)
             new = [Sequence(rows, r) for r in range(len(rows))]
             timed("SHA-256 of sequences", lambda new: [sequence_hash(x) for x in new], new)
             sequences = (sequences + new)[-512:]
             picked = np.random.default_rng(run).integers(len(sequences), size=len(new))
             for i in range(0, len(picked) - BATCH + 1, BATCH):
                 timed("batch", Batch.of, [sequences[k] for k in picked[i : i + BATCH]], 0)
-            tokens += len(found.ids)
+            tokens += len(ids)
             del records
         run += 1
     return spent, tokens

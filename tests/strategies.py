@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
 
 from torchtitan_zephon.plan.chunking import ChunkTable, Pieces, cut
-from torchtitan_zephon.records import Balance, Tokens
+from torchtitan_zephon.records import Balance, Documents
 
 keys = st.integers(0, 2**64 - 1)
 """A key of the generator."""
@@ -59,10 +60,10 @@ layout_values = st.builds(LayoutValues, st.integers(1, 64), st.integers(1, 16), 
 
 
 class Document(NamedTuple):
-    """A tokenised document and where it came from: source, shard, record."""
+    """A tokenised document and where it came from: source, shard, record, part."""
 
     ids: list[int]
-    origin: tuple[int, int, int]
+    origin: tuple[int, int, int, int]
 
 
 @st.composite
@@ -72,7 +73,7 @@ def documents(draw: st.DrawFn, seq_len: int, most: int = 14) -> list[Document]:
     length = st.one_of(st.integers(0, 3), near, st.integers(0, 4 * seq_len + 2))
     found, token = [], 1000
     for i, n in enumerate(draw(st.lists(length, max_size=most))):
-        found.append(Document(list(range(token, token + n)), (i % 3, i // 5, 10 * i)))
+        found.append(Document(list(range(token, token + n)), (i % 3, i // 5, 10 * i, 0)))
         token += n
     return found
 
@@ -85,13 +86,21 @@ def cuts(draw: st.DrawFn, items: list[Document]) -> list[list[Document]]:
     return [items[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def tokens_of(items: list[Document]) -> Tokens:
+def tokens_of(items: list[Document]) -> Documents:
     """``items`` in columns, with the balance that the tokenizer would give."""
     lengths = [len(d.ids) for d in items]
     balance = Balance(records=len(items), documents=len(items), tokens_in=sum(lengths))
-    return Tokens.of_chunk(
-        np.array([i for d in items for i in d.ids], np.int32),
+    return Documents(
+        {},
+        {"ids": np.array([i for d in items for i in d.ids], np.int32)},
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        np.array([d.origin for d in items], np.int64).reshape(-1, 3),
+        np.array([d.origin for d in items], np.int64).reshape(-1, 4),
         balance,
     )
+
+
+def texts_at(origin: list[tuple[int, int, int, int]], texts: Sequence[str]) -> Documents:
+    """Documents of text, a place of ``origin`` each."""
+    places = np.array(origin, np.int64).reshape(-1, 4)
+    balance = Balance(records=len(texts), documents=len(texts))
+    return Documents({"text": list(texts)}, {}, np.zeros(len(texts) + 1, np.int64), places, balance)

@@ -112,7 +112,7 @@ def test_each_source_is_listed_with_what_it_holds(job_file: Path) -> None:
 def test_the_estimate_of_a_sources_tokens_is_that_of_reading_it_all_where_the_sample_is_all(job_file: Path) -> None:
     train = report_of(job_file).train
     for number, source in enumerate(train.sources):
-        tokens = sum(len(train.program.work(chunk).ids) for chunk in all_chunks(train.program, number))
+        tokens = sum(len(train.program.work(chunk).documents.ids) for chunk in all_chunks(train.program, number))
         assert math.isclose(source.tokens, tokens, rel_tol=0.01)
 
 

@@ -24,7 +24,7 @@ def whole_pass(pipeline: Pipeline, degree: int) -> tuple[list[list[list[Batch]]]
 
 
 def documents_in(batches: list[Batch]) -> Documents:
-    """Label tokens by (source, shard, record); with provenance, so that nothing is guessed from a token."""
+    """Label tokens by (source, shard, record, part); with provenance, so that nothing is guessed from a token."""
     found: Documents = {}
     for batch in batches:
         for row, sequence in enumerate(batch.sequences):
@@ -43,7 +43,7 @@ def tokens_of(pipeline: Pipeline) -> Documents:
             k, last = 0, False
             while not last:
                 chunk, last = table.chunk(0, run, k)
-                tokens, k = program.work(chunk), k + 1
+                tokens, k = program.work(chunk).documents, k + 1
                 for d, origin in enumerate(tokens.origin.tolist()):
                     expected[tuple(origin)] = tokens.ids[tokens.offsets[d] + 1 : tokens.offsets[d + 1]].tolist()
     return expected  # type: ignore[return-value]
@@ -202,7 +202,7 @@ def test_a_filter_that_drops_all_that_one_rank_would_read_keeps_the_ranks_in_ste
     assert len(taken[0]) == len(taken[1]) > 0
     assert sorted(rank.balance.filtered for rank in ranks) == [0, 1]
     found = documents_in([b for rank in taken for step in rank for b in step])
-    assert [shard for _, shard, _ in found] == [1 - dropped]
+    assert [shard for _, shard, *_ in found] == [1 - dropped]
 
 
 def test_iterating_a_finite_stream_again_gives_the_same_pass(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_finished_pass_that_is_resumed_gives_nothing_more(tmp_path: Path) -> N
 
 
 def documents_in_order(batches: list[Batch]) -> list[tuple[int, ...]]:
-    """(source, shard, record) of each document, once where it goes on in the next row."""
+    """(source, shard, record, part) of each document, once where it goes on in the next row."""
     order: list[tuple[int, ...]] = []
     left = False
     for batch in batches:

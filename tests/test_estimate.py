@@ -47,7 +47,7 @@ def truth(program: Program) -> float:
         k, last = 0, False
         while not last:
             chunk, last = table.chunk(0, run, k)
-            tokens, num_bytes, k = tokens + len(program.work(chunk).ids), num_bytes + chunk.num_bytes, k + 1
+            tokens, num_bytes, k = tokens + len(program.work(chunk).documents.ids), num_bytes + chunk.num_bytes, k + 1
     return tokens / num_bytes
 
 

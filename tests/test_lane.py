@@ -28,7 +28,7 @@ from torchtitan_zephon.plan import keyed
 from torchtitan_zephon.plan.chunking import Chunk, ChunkTable, Pieces, cut
 from torchtitan_zephon.plan.cursor import Dealt, Endless, LanePlan, order_keys
 from torchtitan_zephon.plan.mixture import Begin, Mixture
-from torchtitan_zephon.records import IGNORE_LABEL, Sequence, Tokens
+from torchtitan_zephon.records import IGNORE_LABEL, Documents, Packet, Sequence
 from torchtitan_zephon.state import LaneState, decode_lane, encode_lane
 
 NAMES = ("small", "wiki")
@@ -95,14 +95,14 @@ def _pieces(sizes: list[int], units: list[int], runs_of_one: bool) -> Pieces:
     return Pieces(np.array(sizes, np.int64), np.array(units, np.int64), runs_of_one)
 
 
-def work(chunk: Chunk) -> Tokens:
+def work(chunk: Chunk) -> Packet:
     """The fake work function: up to six documents of 0 to 19 tokens, made from the chunk's numbers."""
     k = keyed.key("work", chunk.source, chunk.epoch, chunk.number, chunk.start)
     items = []
     for d in range(keyed.below(k, 0, 7)):
         ids = [keyed.below(k, 100 * d + i, 50_000) for i in range(keyed.below(k, 7 + d, 20))]
-        items.append(Document(ids, (chunk.source, chunk.piece, d)))
-    return tokens_of(items)
+        items.append(Document(ids, (chunk.source, chunk.piece, d, 0)))
+    return Packet.of(tokens_of(items))
 
 
 class Driver:
@@ -267,7 +267,7 @@ def test_a_segment_starts_with_the_tokens_read_before_it_source_by_source() -> N
     driver = Driver(Setting(buffer=0, flush=6))
     for _ in range(60):
         driver.plan()
-        source, tokens = driver.outstanding[0].source, len(work(driver.outstanding[0]).ids)
+        source, tokens = driver.outstanding[0].source, len(work(driver.outstanding[0]).documents.ids)
         driver.arrive()
         read[source] += tokens
         while driver.lane.ready:
@@ -319,12 +319,13 @@ def test_the_digest_is_a_chain_over_all_sequences_taken(setting: Setting) -> Non
 @pytest.mark.parametrize("pack", ["wrap", "first_fit"])
 @pytest.mark.parametrize("buffer", [0, 5])
 def test_finite_lanes_give_every_token_once_and_then_padding(pack: str, buffer: int) -> None:
-    read: list[Tokens] = []
+    read: list[Documents] = []
     pairs: Counter[tuple[int, int]] = Counter()
 
-    def reading(chunk: Chunk) -> Tokens:
-        read.append(work(chunk))
-        return read[-1]
+    def reading(chunk: Chunk) -> Packet:
+        packet = work(chunk)
+        read.append(packet.documents)
+        return packet
 
     for lane in range(LANES):
         driver = Driver(Setting(pack=pack, buffer=buffer, repeat=False, lane=lane), work=reading)
@@ -353,7 +354,7 @@ def test_a_lane_without_any_chunk_is_dry_from_the_start() -> None:
 
 
 def test_a_repeating_lane_without_a_usable_document_ends_with_an_error() -> None:
-    driver = Driver(Setting(), work=lambda chunk: tokens_of([]))
+    driver = Driver(Setting(), work=lambda chunk: Packet.of(tokens_of([])))
     with pytest.raises(SourceError, match=r"lane 0 read \d+ chunks of 'small', 'wiki' and found no usable document"):
         driver.take()
 
@@ -362,14 +363,15 @@ def changed_work(source: int, nth: int) -> Any:
     """``work``, but in the ``nth`` chunk of ``source`` one token is another."""
     seen = Counter[int]()
 
-    def changed(chunk: Chunk) -> Tokens:
-        tokens = work(chunk)
-        if chunk.source == source and len(tokens.ids):
+    def changed(chunk: Chunk) -> Packet:
+        packet = work(chunk)
+        ids = packet.documents.ids
+        if chunk.source == source and len(ids):
             if seen[source] == nth:
-                tokens.ids[len(tokens.ids) // 2] ^= 1
-                tokens = Tokens.of_chunk(tokens.ids, tokens.offsets, tokens.origin, tokens.balance)
+                ids[len(ids) // 2] ^= 1
+                packet = Packet.of(packet.documents)
             seen[source] += 1
-        return tokens
+        return packet
 
     return changed
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 from tests.strategies import documents, tokens_of
 from torchtitan_zephon import RecipeChangedError, StateError
 from torchtitan_zephon.plan.cursor import Cursor
-from torchtitan_zephon.records import Balance, Tokens
+from torchtitan_zephon.records import Balance, Documents
 from torchtitan_zephon.state import (
     FORMAT,
     NO_DIGEST,
@@ -59,7 +59,7 @@ def same(a: LaneState, b: LaneState) -> bool:
         np.array_equal(getattr(x, c), getattr(y, c)) and getattr(x, c).dtype == getattr(y, c).dtype
         for c in ("ids", "offsets", "origin")
     )
-    none = Tokens.empty()
+    none = Documents.empty()
     return columns and replace(a, start=replace(a.start, carry=none)) == replace(b, start=replace(b.start, carry=none))
 
 
@@ -75,15 +75,15 @@ def test_a_lane_state_comes_back_and_gives_the_same_bytes(data: st.DataObject, s
 
 @pytest.mark.parametrize("token", [0, 1, 255, 256, 65_535, 65_536, 2**24 - 1])
 def test_a_carried_token_of_any_vocabulary_survives(token: int) -> None:
-    carry = Tokens(
-        np.array([token, 1, token], np.int32), np.array([0, 3], np.int64), np.array([[1, 2, 2**40]], np.int64)
-    )
+    ids, origin = np.array([token, 1, token], np.int32), np.array([[1, 2, 2**40, 0]], np.int64)
+    carry = Documents({}, {"ids": ids}, np.array([0, 3], np.int64), origin)
     state = replace(LANE, start=replace(LANE.start, carry=carry))
     assert same(decode_lane(encode_lane(state), 7, 2), state)
 
 
 def test_a_carried_token_too_large_for_the_format_is_refused() -> None:
-    carry = Tokens(np.array([2**24, 1], np.int32), np.array([0, 2], np.int64), np.array([[0, 0, 0]], np.int64))
+    ids, origin = np.array([2**24, 1], np.int32), np.zeros((1, 4), np.int64)
+    carry = Documents({}, {"ids": ids}, np.array([0, 2], np.int64), origin)
     state = replace(LANE, start=replace(LANE.start, carry=carry))
     try:
         encoded = encode_lane(state)
@@ -441,7 +441,8 @@ def test_every_refusal_names_a_way_out() -> None:
 def test_a_lanes_state_is_under_2_kib_and_4_bytes_a_carried_token(tokens: int, pieces: int, seed: int) -> None:
     ids = (np.arange(tokens, dtype=np.int64) * 2654435761 + seed) % 150_000
     bounds = np.linspace(0, tokens, pieces + 1).astype(np.int64)
-    carry = Tokens(ids.astype(np.int32), bounds, np.full((pieces, 3), 2**40, np.int64))
+    origin = np.array([[2**40, 2**40, 2**40, 0]] * pieces, np.int64)
+    carry = Documents({}, {"ids": ids.astype(np.int32)}, bounds, origin)
     large = (2**50, 2**50)
     start = SegmentStart(2**40, Cursor(large, large, large), large, carry, NO_DIGEST)
     state = LaneState(65_535, start, 2**30, 2**50, NO_DIGEST, ("f" * 16, "f" * 16))

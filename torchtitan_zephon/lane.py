@@ -26,7 +26,7 @@ from .ops.shuffle import ShuffleBuffer
 from .plan import keyed
 from .plan.chunking import Chunk
 from .plan.cursor import Cursor, LanePlan
-from .records import Balance, Rows, Sequence, Tokens
+from .records import Balance, Documents, Packet, Rows, Sequence
 from .state import NEW_STREAM, LaneState, SegmentStart, no_such_place
 
 HASHED = ("input", "labels", "positions")
@@ -136,16 +136,17 @@ class Lane:
         self._pending.append((chunk, self._planned))
         return chunk
 
-    def arrived(self, tokens: Tokens) -> None:
-        """Take in the tokens of the oldest pending chunk."""
+    def arrived(self, packet: Packet) -> None:
+        """Take in the documents of the oldest pending chunk."""
         chunk, behind = self._pending.popleft()
         self._scheduled = behind.scheduled_tokens
-        self.balance.add(tokens.balance)
-        self._check_barren(tokens)
+        documents = packet.documents
+        self.balance.add(documents.balance)
+        self._check_barren(documents)
         s = chunk.source
-        self._tokens[s] += len(tokens.ids)
-        self._packing_digests[s] = _hash16(self._packing_digests[s], tokens)
-        rows = self._packer.add(tokens)
+        self._tokens[s] += len(documents.ids)
+        self._packing_digests[s] = _hash16(self._packing_digests[s], packet.digest)
+        rows = self._packer.add(documents)
         self._packed += len(rows)
         self._emit(rows)
         if not self.program.plan.repeat and self.program.plan.next(behind) is None:
@@ -181,9 +182,9 @@ class Lane:
             self.program.shuffle_buffer_sequences, keyed.key(self.program.shuffle_seed, "shuffle", self.number, segment)
         )
 
-    def _check_barren(self, tokens: Tokens) -> None:
+    def _check_barren(self, documents: Documents) -> None:
         """A repeating lane must not spin for ever on sources without a usable document."""
-        if usable(tokens, self.program.label_shift):
+        if usable(documents, self.program.label_shift):
             self._barren_chunks = 0
             return
         self._barren_chunks += 1
@@ -245,9 +246,9 @@ class Lane:
         )
 
 
-def usable(tokens: Tokens, label_shift: str) -> int:
+def usable(documents: Documents, label_shift: str) -> int:
     """Tokens that can be an input: within documents, all of a document but its last."""
-    return len(tokens.ids) if label_shift == "sequence" else tokens.num_inputs
+    return len(documents.ids) if label_shift == "sequence" else documents.num_inputs
 
 
 def _hashed(rows: Rows, row: int, tokens: np.ndarray) -> _Hashed:
@@ -269,5 +270,5 @@ def sequence_hash(sequence: Sequence) -> bytes:
     return h.digest()
 
 
-def _hash16(before: str, tokens: Tokens) -> str:
-    return hashlib.blake2b(before.encode() + tokens.digest, digest_size=8).hexdigest()
+def _hash16(before: str, digest: bytes) -> str:
+    return hashlib.blake2b(before.encode() + digest, digest_size=8).hexdigest()

@@ -30,10 +30,9 @@ from .plan.cursor import Dealt, Endless, LanePlan, lane_offsets, order_keys
 from .plan.deal import cut_pass, deal
 from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from .read.files import Manifest, shared_files
-from .read.ids import ordered
 from .read.records import Function, Source
 from .read.sources import open_source
-from .records import Texts, Tokens
+from .records import Documents, Packet
 from .state import recipe_hash
 from .toml_files import StatedPath
 
@@ -65,20 +64,14 @@ class Program:
         """Source names, in the stream's order."""
         return tuple(s.name for s in self.sources)
 
-    def work(self, chunk: Chunk) -> Tokens:
-        """The tokens of ``chunk``: read, map and filter, permute, tokenise. Pure; any thread may run it."""
-        source = self.sources[chunk.source]
-        if not source.holds_ids:
-            return self.tokenize(chunk.source, self._texts(chunk))
-        ids = source.ids(chunk, self.functions)
-        if (order := self._order(chunk, len(ids.records))) is not None:
-            ids = ordered(ids, order)
-        return self.tokenize.given(chunk.source, ids)
+    def work(self, chunk: Chunk) -> Packet:
+        """The documents of ``chunk``: read, map and filter, permute, tokenise. Pure; any thread may run it."""
+        return Packet.of(self.tokenize(self._documents(chunk)))
 
-    def _texts(self, chunk: Chunk) -> Texts:
-        texts = self.sources[chunk.source].texts(chunk, self.functions)
-        order = self._order(chunk, len(texts.texts))
-        return texts if order is None else texts.ordered(order)
+    def _documents(self, chunk: Chunk) -> Documents:
+        documents = self.sources[chunk.source].documents(chunk, self.functions)
+        order = self._order(chunk, len(documents))
+        return documents if order is None else documents.select(order)
 
     def _order(self, chunk: Chunk, documents: int) -> np.ndarray | None:
         """The order of a chunk's documents, int64 [documents]; None for that of the file."""
@@ -107,31 +100,32 @@ class Program:
     def _count(self, s: int, chunks: list[Chunk]) -> tuple[list[tuple[float, float]], str]:
         """Tokens in each of ``chunks``, and those that can be an input; what the tokenizer loses of them, in words."""
 
-        def count(tokens: Tokens) -> tuple[int, int]:
-            return len(tokens.ids), usable(tokens, self.recipe.label_shift)
+        def count(documents: Documents) -> tuple[int, int]:
+            return len(documents.ids), usable(documents, self.recipe.label_shift)
 
         if self.sources[s].holds_ids:
-            return [count(self.work(chunk)) for chunk in chunks], ""
+            return [count(self.tokenize(self._documents(chunk))) for chunk in chunks], ""
 
         def tokenized() -> list[tuple[int, int]]:
-            for texts in samples:
-                self.tokenize.check(texts.texts)
-            return [count(self.tokenize(s, texts)) for texts in samples]
+            for documents in samples:
+                self.tokenize.check(documents.values["text"])
+            return [count(self.tokenize(documents)) for documents in samples]
 
-        whole = [self._texts(chunk) for chunk in chunks]
-        samples = [texts.cut(SAMPLED_CHARACTERS) for texts in whole]
+        whole = [self._documents(chunk) for chunk in chunks]
+        samples = [documents.cut(SAMPLED_CHARACTERS) for documents in whole]
         digest = hashlib.sha256()
-        for texts in samples:
-            for text in texts.texts:
+        for documents in samples:
+            for text in documents.values["text"]:
                 digest.update(b"%d:" % len(text) + text.encode("utf-8", "surrogatepass"))
             digest.update(b"|")
         how = [fast.versions(self.tokenize.backend), STREAM_FORMAT, self.recipe.label_shift]
         key = [self.tokenize.spec.identity, *how, digest.hexdigest()]
-        parts = [texts.num_characters / max(1, cut.num_characters) for texts, cut in zip(whole, samples, strict=True)]
-        sizes = [cut.num_characters + len(cut.texts) for cut in samples]
-        found = cached("estimate", key, tokenized, counts_of(sizes))
+        sizes = [_num_characters(documents) for documents in samples]
+        parts = [_num_characters(documents) / max(1, size) for documents, size in zip(whole, sizes, strict=True)]
+        most = [size + len(documents) for size, documents in zip(sizes, samples, strict=True)]
+        found = cached("estimate", key, tokenized, counts_of(most))
         counts = [(tokens * part, inputs * part) for (tokens, inputs), part in zip(found, parts, strict=True)]
-        return counts, self.tokenize.losses([text for texts in samples for text in texts.texts])
+        return counts, self.tokenize.losses([text for documents in samples for text in documents.values["text"]])
 
     def warn(self, estimates: Iterable[Estimate] = ()) -> None:
         """Log what is likely not meant, though it can be trained on; each sentence once in a process.
@@ -324,6 +318,11 @@ def _chunk_bytes(source: Source, table: ChunkTable) -> np.ndarray:
         return np.concatenate([source.weigh(piece, b) for piece, b in enumerate(borders)])
     sizes, units = table.pieces.sizes, table.pieces.units
     return np.concatenate([np.diff(b) * sizes[p] // max(1, units[p]) for p, b in enumerate(borders)])
+
+
+def _num_characters(documents: Documents) -> int:
+    """Of all the texts."""
+    return sum(map(len, documents.values["text"]))
 
 
 def unended(recipe: Recipe, tokenize: Tokenize) -> list[str]:

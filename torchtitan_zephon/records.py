@@ -1,4 +1,4 @@
-"""The nouns that travel: documents' tokens, packed rows, sequences, batches, and the balance.
+"""The nouns that travel: documents, a chunk's packet of them, packed rows, sequences, batches, and the balance.
 
 Data travels in columns: a chunk's tokens are one flat integer array with offsets. Text travels
 as Python strings between parser and tokenizer only, because both speak nothing else (measured:
@@ -9,7 +9,7 @@ Provenance rides along as integers.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,43 +70,6 @@ class Figures(NamedTuple):
     delivered_bytes: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """Documents of one chunk before tokenising. ``records``: place of each in its shard, int64 [n]."""
-
-    texts: list[str]
-    records: np.ndarray
-    shard: int
-    balance: Balance
-
-    def ordered(self, order: np.ndarray) -> Texts:
-        """The documents in another order; ``order``: int64 [n]."""
-        return Texts([self.texts[i] for i in order.tolist()], self.records[order], self.shard, self.balance)
-
-    @property
-    def num_characters(self) -> int:
-        """Of all the texts."""
-        return sum(map(len, self.texts))
-
-    def cut(self, characters: int) -> Texts:
-        """The beginnings of the texts, at most ``characters`` of each."""
-        return Texts([text[:characters] for text in self.texts], self.records, self.shard, self.balance)
-
-
-@dataclass(frozen=True, slots=True)
-class Ids:
-    """Documents of one chunk that came as token ids: as ``Tokens``, without what stands around a document.
-
-    ids: int32 [tokens]; offsets: int64 [documents + 1]; ``records`` as in ``Texts``.
-    """
-
-    ids: np.ndarray
-    offsets: np.ndarray
-    records: np.ndarray
-    shard: int
-    balance: Balance
-
-
 LONG_SLICE = 64
 """From this mean length on copying slices is faster than looking up every value: 1 ns a value against 1.5 ns."""
 
@@ -114,32 +77,36 @@ LONG_SLICE = 64
 def gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """The slices ``values[starts[i] : starts[i] + lengths[i]]`` end to end, as a new array."""
     total = int(lengths.sum())
-    if total > LONG_SLICE * len(starts):
+    if total > LONG_SLICE * len(starts) > 0:
         return np.concatenate([values[a:b] for a, b in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)])
     first = np.cumsum(lengths) - lengths
-    return values.take(np.arange(total) + np.repeat(starts - first, lengths))
+    found: np.ndarray = values.take(np.arange(total) + np.repeat(starts - first, lengths))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """Tokenised documents, or pieces of documents.
+class Documents:
+    """Documents in columns, or pieces of documents; before and after tokenising.
 
-    ids: int32 [tokens]. offsets: int64 [documents + 1]. origin: int64 [documents, 3], columns
-    source, shard, record (byte offset of the line, or row number of the file).
+    values: a list a name, one value a document, such as {"text": [...]}. tokens: a flat array a name, one value a
+    token, such as {"ids": int32 [tokens]}; empty before tokenising. offsets: int64 [documents + 1], where each
+    document's tokens begin, and the end of the last. origin: int64 [documents, 4], columns source, shard, record
+    (byte offset of the line, or row number of the file) and part (0).
     """
 
-    ids: np.ndarray
+    values: dict[str, list[Any]]
+    tokens: dict[str, np.ndarray]
     offsets: np.ndarray
     origin: np.ndarray
     balance: Balance = field(default_factory=Balance)
-    digest: bytes = b""
 
-    @classmethod
-    def of_chunk(cls, ids: np.ndarray, offsets: np.ndarray, origin: np.ndarray, balance: Balance) -> Tokens:
-        """All documents of a chunk, with the digest of ``ids`` and ``offsets`` that proves a replay."""
-        h = hashlib.sha256(ids.data)
-        h.update(offsets.data)
-        return cls(ids, offsets, origin, balance, h.digest())
+    def __len__(self) -> int:
+        return len(self.origin)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The token ids: int32 [tokens]."""
+        return self.tokens["ids"]
 
     @property
     def num_inputs(self) -> int:
@@ -147,42 +114,61 @@ class Tokens:
         return len(self.ids) - int(np.count_nonzero(np.diff(self.offsets)))
 
     @classmethod
-    def empty(cls) -> Tokens:
+    def empty(cls) -> Documents:
         """No document."""
-        return cls(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros((0, 3), np.int64))
-
-    def rest(self, kept: np.ndarray, used: int) -> Tokens:
-        """The documents ``kept``, int64 [documents], ascending, without the first ``used`` tokens of the first."""
-        if not len(kept):
-            return Tokens.empty()
-        starts, lengths = self.offsets[kept], np.diff(self.offsets)[kept]
-        starts[0] += used
-        lengths[0] -= used
-        offsets = np.zeros(len(kept) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        ids = gather(self.ids, starts, lengths)
-        return Tokens(ids, offsets, self.origin[kept])
+        return cls({}, {"ids": np.zeros(0, np.int32)}, np.zeros(1, np.int64), np.zeros((0, 4), np.int64))
 
     @classmethod
-    def join(cls, first: Tokens, second: Tokens) -> Tokens:
+    def join(cls, first: Documents, second: Documents) -> Documents:
         """The documents of ``first``, then those of ``second``; the balance is the second's."""
-        if not len(first.origin):
+        if not len(first):
             return second
         return cls(
-            np.concatenate([first.ids, second.ids]),
+            {name: first.values[name] + values for name, values in second.values.items()},
+            {name: np.concatenate([first.tokens[name], flat]) for name, flat in second.tokens.items()},
             np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]]),
             np.concatenate([first.origin, second.origin]),
             second.balance,
         )
+
+    def select(self, which: np.ndarray, used: int = 0) -> Documents:
+        """The documents ``which``, int64 [n], in that order, without the first ``used`` tokens of the first."""
+        starts, lengths = self.offsets[which], np.diff(self.offsets)[which]
+        starts[:1] += used
+        lengths[:1] -= used
+        offsets = np.zeros(len(which) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        values = {name: [column[i] for i in which.tolist()] for name, column in self.values.items()}
+        tokens = {name: gather(flat, starts, lengths) for name, flat in self.tokens.items()}
+        return Documents(values, tokens, offsets, self.origin[which], self.balance)
+
+    def cut(self, characters: int) -> Documents:
+        """The beginnings of the texts, at most ``characters`` of each."""
+        return replace(self, values={"text": [text[:characters] for text in self.values["text"]]})
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """All documents of a chunk, with the SHA-256 of their ids and offsets, which proves a replay."""
+
+    documents: Documents
+    digest: bytes
+
+    @classmethod
+    def of(cls, documents: Documents) -> Packet:
+        """``documents``, which are tokenised, and their digest."""
+        h = hashlib.sha256(documents.ids.data)
+        h.update(documents.offsets.data)
+        return cls(documents, h.digest())
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Packed rows. columns: by name (``ops.render``), each int32 [rows, seq_len].
 
-    pieces: int64 [pieces, 4]: first column of the row that the piece fills, source, shard, record.
-    first_piece: int64 [rows + 1], the pieces of each row. filled: int64 [rows], positions that are
-    not padding.
+    pieces: int64 [pieces, 5]: first column of the row that the piece fills, then the document's origin: source,
+    shard, record, part. first_piece: int64 [rows + 1], the pieces of each row. filled: int64 [rows], positions that
+    are not padding.
     """
 
     columns: dict[str, np.ndarray]
@@ -218,7 +204,7 @@ class Sequence(NamedTuple):
 
     @property
     def pieces(self) -> np.ndarray:
-        """Where its documents came from: int64 [pieces, 4], see ``Rows``."""
+        """Where its documents came from: int64 [pieces, 5], see ``Rows``."""
         return self.rows.pieces[self.rows.first_piece[self.row] : self.rows.first_piece[self.row + 1]]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from .changes import recipe_changes
 from .errors import RecipeChangedError, StateError
 from .plan.cursor import Cursor
-from .records import Tokens
+from .records import Documents
 from .sealed import NEW_STREAM as NEW_STREAM, OLDER_STEP as OLDER_STEP, canonical, damaged, is_count, seal, unseal
 
 FORMAT = 4
@@ -43,13 +43,13 @@ class SegmentStart:
     segment: int
     cursor: Cursor
     tokens: tuple[int, ...]
-    carry: Tokens
+    carry: Documents
     digest: str
 
     @classmethod
     def first(cls, num_sources: int) -> SegmentStart:
         """The beginning of the stream."""
-        return cls(0, Cursor.start(num_sources), (0,) * num_sources, Tokens.empty(), NO_DIGEST)
+        return cls(0, Cursor.start(num_sources), (0,) * num_sources, Documents.empty(), NO_DIGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def encode_lane(state: LaneState) -> bytes:
             "chunks": start.cursor.chunks,
             "scheduled_tokens": start.cursor.scheduled_tokens,
             "tokens": start.tokens,
-            "carry": _pack_tokens(start.carry),
+            "carry": _pack_carry(start.carry),
             "segment_digest": start.digest,
             "delivered": state.delivered,
             "sequences": state.sequences,
@@ -178,7 +178,7 @@ def decode_lane(data: object, lane: int, num_sources: int) -> LaneState:
         value["segment"],
         Cursor(runs, chunks, scheduled),
         tokens,
-        _unpack_tokens(value["carry"], where),
+        _unpack_carry(value["carry"], where),
         value["segment_digest"],
     )
     return LaneState(lane, start, value["delivered"], value["sequences"], value["digest"], source_digests)
@@ -255,15 +255,19 @@ def listed(changes: list[str]) -> str:
     return "".join(f"\n    {change}" for change in shown)
 
 
-def _pack_tokens(tokens: Tokens) -> dict[str, Any]:
-    """Ids at 3 bytes each in base64, which is 4 bytes a token; ``Tokenize`` refuses ids of 2**24 and more."""
-    assert tokens.ids.max(initial=0) < 1 << 24
-    raw = tokens.ids.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
-    return {"ids": base64.b64encode(raw).decode(), "offsets": tokens.offsets.tolist(), "origin": tokens.origin.tolist()}
+def _pack_carry(carry: Documents) -> dict[str, Any]:
+    """Ids at 3 bytes each in base64, which is 4 bytes a token; ``Tokenize`` refuses ids of 2**24 and more.
+
+    The origin's part is left out, as it is always 0.
+    """
+    assert carry.ids.max(initial=0) < 1 << 24
+    raw = carry.ids.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
+    origin = carry.origin[:, :3].tolist()
+    return {"ids": base64.b64encode(raw).decode(), "offsets": carry.offsets.tolist(), "origin": origin}
 
 
-def _unpack_tokens(value: dict[str, Any], where: str) -> Tokens:
-    """What ``_pack_tokens`` was given. Nothing else is taken: what comes out gives the same table again."""
+def _unpack_carry(value: dict[str, Any], where: str) -> Documents:
+    """What ``_pack_carry`` was given. Nothing else is taken: what comes out gives the same table again."""
     try:
         raw = np.frombuffer(base64.b64decode(value["ids"], validate=True), np.uint8).reshape(-1, 3)
         ids = np.zeros((len(raw), 4), np.uint8)
@@ -271,16 +275,17 @@ def _unpack_tokens(value: dict[str, Any], where: str) -> Tokens:
         if not all(map(is_count, [*value["offsets"], *chain.from_iterable(value["origin"])])):
             raise ValueError
         offsets = np.array(value["offsets"], np.int64)
-        origin = np.array(value["origin"], np.int64).reshape(-1, 3)
-        tokens = Tokens(ids.view("<u4").reshape(-1).astype(np.int32), offsets, origin)
+        places = np.array(value["origin"], np.int64).reshape(-1, 3)
+        origin = np.column_stack([places, np.zeros(len(places), np.int64)])
+        carry = Documents({}, {"ids": ids.view("<u4").reshape(-1).astype(np.int32)}, offsets, origin)
         if (
             (offsets[0], offsets[-1]) != (0, len(raw))
             or len(offsets) != len(origin) + 1
             or (np.diff(offsets) < 1).any()
         ):
             raise ValueError
-        if _pack_tokens(tokens) == value:
-            return tokens
+        if _pack_carry(carry) == value:
+            return carry
     except (KeyError, ValueError, IndexError, TypeError):
         pass
     raise damaged(where, "its carry cannot be read")

@@ -15,11 +15,12 @@ from hypothesis import given, strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tests.scenarios import BOS, EOS, small_pipeline, texts_of, write_jsonl
+from tests.strategies import texts_at
 from torchtitan_zephon import TokenizerError
 from torchtitan_zephon.ops import fast
 from torchtitan_zephon.ops.probes import probes
 from torchtitan_zephon.ops.tokenize import Tokenize, TokenizerSpec
-from torchtitan_zephon.records import Balance, Texts
+from torchtitan_zephon.records import Documents
 
 LLAMA = next(p for p in sorted(fast.PATTERNS) if p[0].startswith("(?i:") and "{1,3}" in p[0])
 
@@ -48,12 +49,12 @@ def spec_of(tokenizer: tokenizers.Tokenizer, **settings: Any) -> TokenizerSpec:
     return TokenizerSpec(tokenizer.to_str(), settings.pop("add_bos", None), settings.pop("add_eos", 1), **settings)
 
 
-def texts(items: list[str]) -> Texts:
-    return Texts(items, np.arange(len(items), dtype=np.int64) * 50, 3, Balance(documents=len(items)))
+def texts(items: list[str]) -> Documents:
+    return texts_at([(0, 3, 50 * place, 0) for place in range(len(items))], items)
 
 
 def assert_same(spec: TokenizerSpec, items: list[str]) -> None:
-    reference, quick = (Tokenize(spec, wanted)(0, texts(items)) for wanted in ("hf", "fastokens"))
+    reference, quick = (Tokenize(spec, wanted)(texts(items)) for wanted in ("hf", "fastokens"))
     assert np.array_equal(quick.ids, reference.ids)
     assert np.array_equal(quick.offsets, reference.offsets)
     assert quick.ids.dtype == reference.ids.dtype and quick.offsets.dtype == reference.offsets.dtype
@@ -86,14 +87,14 @@ def test_special_tokens_in_text_and_a_post_processor_are_as_in_the_reference(in_
     assert_same(spec, [])
     items = [f"a {BOS}b{EOS} ", "x  <|pad|>  y", "hello the of<|x y|>  the", "e\u0301 hello\u0301", "", BOS, " "]
     assert_same(spec, items)
-    ids = Tokenize(spec, "fastokens")(0, texts([f"a {EOS}"])).ids.tolist()
+    ids = Tokenize(spec, "fastokens")(texts([f"a {EOS}"])).ids.tolist()
     assert ids.count(1) == (1 if in_text == "plain" else 2)
 
 
 @given(st.lists(st.text(max_size=60), max_size=5))
 def test_any_text_gives_the_ids_of_the_reference(llama: tokenizers.Tokenizer, items: list[str]) -> None:
     spec = spec_of(llama)
-    reference, quick = (_kept(spec, wanted)(0, texts(items)) for wanted in ("hf", "fastokens"))
+    reference, quick = (_kept(spec, wanted)(texts(items)) for wanted in ("hf", "fastokens"))
     assert np.array_equal(quick.ids, reference.ids) and np.array_equal(quick.offsets, reference.offsets)
 
 
@@ -258,7 +259,7 @@ def test_a_document_of_the_kind_known_to_differ_goes_to_the_reference(llama: tok
     items = ["it's", "it'\u017fa and", "plain", "\u017f", "don't '\u017ftop"]
     assert_same(spec_of(llama), items)
     tokenize, _ = erring(llama, lambda text: "\u017f" in text)
-    assert tokenize(0, texts(items)).ids.tolist() == Tokenize(spec_of(llama))(0, texts(items)).ids.tolist()
+    assert tokenize(texts(items)).ids.tolist() == Tokenize(spec_of(llama))(texts(items)).ids.tolist()
 
 
 class PanicException(BaseException):
@@ -272,7 +273,7 @@ def test_documents_at_which_the_fast_one_raises_go_to_the_reference(
     items = ["a b", "poison c", "d"]
     tokenize, _ = erring(llama, lambda text: "poison" in text, error)
     for _ in range(2):
-        assert tokenize(0, texts(items)).ids.tolist() == Tokenize(spec_of(llama))(0, texts(items)).ids.tolist()
+        assert tokenize(texts(items)).ids.tolist() == Tokenize(spec_of(llama))(texts(items)).ids.tolist()
     assert [record.message for record in caplog.records] == [
         f"fastokens fails ({error}), so some chunks are encoded by tokenizers, which is slow."
     ]
@@ -281,15 +282,15 @@ def test_documents_at_which_the_fast_one_raises_go_to_the_reference(
 def test_an_interruption_is_not_taken_for_a_failure_of_the_tokenizer(llama: tokenizers.Tokenizer) -> None:
     tokenize, _ = erring(llama, lambda text: True, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        tokenize(0, texts(["a"]))
+        tokenize(texts(["a"]))
 
 
 def test_a_difference_is_found_while_running_and_ends_the_stream(llama: tokenizers.Tokenizer) -> None:
     tokenize, _ = erring(llama, lambda text: "poison" in text)
     items = ["fine"] * 20_000 + ["poison"] * 20_000
     with pytest.raises(TokenizerError, match=r"begins 'poison' \(.*tokenizer_backend = \"hf\".*allow_changes = \["):
-        tokenize(0, texts(items))
-    tokenize(0, texts(items[:20_000]))
+        tokenize(texts(items))
+    tokenize(texts(items[:20_000]))
 
 
 def test_a_document_of_the_kind_known_to_differ_is_no_difference_when_it_is_drawn(llama: tokenizers.Tokenizer) -> None:
@@ -318,12 +319,17 @@ def test_a_panic_in_the_self_check_leaves_the_tokenizer_to_the_reference(llama: 
 
 def test_one_document_in_1024_is_checked_the_same_ones_however_chunks_are_cut() -> None:
     places = np.arange(200_000, dtype=np.int64) * 317
-    picked = fast.rechecked(1, 2, places)
-    assert 120 < len(picked) < 280
-    parts = [fast.rechecked(1, 2, part) + k * 50_000 for k, part in enumerate(np.split(places, 4))]
-    assert np.array_equal(np.concatenate(parts), picked)
-    assert not np.array_equal(fast.rechecked(1, 3, places), picked)
-    assert not np.array_equal(fast.rechecked(0, 2, places), picked)
+
+    def picked(source: int, shard: int, places: np.ndarray) -> np.ndarray:
+        n = len(places)
+        return fast.rechecked(np.column_stack([np.full(n, source), np.full(n, shard), places, np.zeros(n, np.int64)]))
+
+    some = picked(1, 2, places)
+    assert 120 < len(some) < 280
+    parts = [picked(1, 2, part) + k * 50_000 for k, part in enumerate(np.split(places, 4))]
+    assert np.array_equal(np.concatenate(parts), some)
+    assert not np.array_equal(picked(1, 3, places), some)
+    assert not np.array_equal(picked(0, 2, places), some)
 
 
 @pytest.mark.parametrize(

@@ -166,4 +166,4 @@ def test_a_tokenizer_that_fails_at_what_it_does_not_know_names_the_document(toke
     tokenize = Tokenize(TokenizerSpec(tokenizer.to_str(), None, None))
     assert tokenize.losses(["a", "zz"]) == ""
     with pytest.raises(TokenizerError, match=r"cannot encode the document that begins 'zz top': .*unk.*a filter"):
-        tokenize(0, texts("a", "zz top", "yy"))
+        tokenize(texts("a", "zz top", "yy"))

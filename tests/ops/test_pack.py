@@ -14,28 +14,28 @@ from tests.strategies import Document, cuts, documents, tokens_of
 from torchtitan_zephon.ops import packers
 from torchtitan_zephon.ops.pack import Pack
 from torchtitan_zephon.ops.render import padding_rows, render
-from torchtitan_zephon.records import IGNORE_LABEL, Rows, Tokens
+from torchtitan_zephon.records import IGNORE_LABEL, Documents, Rows
 
 PADDING = 7
 SEQ_LENS = st.integers(2, 9)
 
 
-def wrap(seq_len: int, carry: Tokens | None = None) -> Pack:
-    return Pack("wrap", "document", PADDING, seq_len, Tokens.empty() if carry is None else carry)
+def wrap(seq_len: int, carry: Documents | None = None) -> Pack:
+    return Pack("wrap", "document", PADDING, seq_len, Documents.empty() if carry is None else carry)
 
 
 def first_fit(seq_len: int) -> Pack:
-    return Pack("first_fit", "document", PADDING, seq_len, Tokens.empty())
+    return Pack("first_fit", "document", PADDING, seq_len, Documents.empty())
 
 
 @dataclass
 class Row:
-    """One row of the reference. ``pieces``: first column, source, shard, record."""
+    """One row of the reference. ``pieces``: first column, source, shard, record, part."""
 
     inputs: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    pieces: list[tuple[int, int, int, int]] = field(default_factory=list)
+    pieces: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     filled: int = 0
 
     def put(self, document: Document, i: int, starts_piece: bool) -> None:
@@ -108,7 +108,7 @@ def rows_of(rows: Rows) -> list[Row]:
     ]
 
 
-def add_all(packer: Packer, chunks: list[list[Document]]) -> list[Row]:
+def add_all(packer: Pack, chunks: list[list[Document]]) -> list[Row]:
     return [row for chunk in chunks for row in rows_of(packer.add(tokens_of(chunk)))]
 
 
@@ -118,7 +118,7 @@ def useful(items: list[Document]) -> int:
 
 
 def document(length: int, record: int = 0, first: int = 100) -> Document:
-    return Document(list(range(first, first + length)), (0, 0, record))
+    return Document(list(range(first, first + length)), (0, 0, record, 0))
 
 
 @given(st.data(), SEQ_LENS)
@@ -136,7 +136,7 @@ def test_wrap_gives_the_rows_of_the_reference(data: st.DataObject, seq_len: int)
     assert rows_of(packer.finish()) == []
 
 
-def check_carry(carry: Tokens, unfinished: list[Row], seq_len: int) -> None:
+def check_carry(carry: Documents, unfinished: list[Row], seq_len: int) -> None:
     """The carry holds the inputs and labels of the unfinished row, piece by piece, and no row of tokens more."""
     pieces = [
         (carry.ids[a:b].tolist(), tuple(origin))
@@ -163,7 +163,7 @@ def test_wrap_goes_on_from_a_carry_as_if_it_had_not_stopped(data: st.DataObject,
     chunks = data.draw(cuts(data.draw(documents(seq_len))))
     whole = wrap(seq_len)
     expected = add_all(whole, chunks)
-    rows, carry = [], Tokens.empty()
+    rows, carry = [], Documents.empty()
     for chunk in chunks:
         packer = wrap(seq_len, carry)
         rows += add_all(packer, [chunk])
@@ -237,16 +237,16 @@ def test_a_document_that_ends_at_a_row_end_leaves_no_carry() -> None:
 
 
 def test_a_row_as_it_stands_on_paper() -> None:
-    rows = wrap(6).add(tokens_of([Document([1, 2, 3], (0, 0, 5)), document(6, 9)]))
+    rows = wrap(6).add(tokens_of([Document([1, 2, 3], (0, 0, 5, 0)), document(6, 9)]))
     assert rows.columns["input"].tolist() == [[1, 2, 100, 101, 102, 103]]
     assert rows.columns["labels"].tolist() == [[2, 3, 101, 102, 103, 104]]
     assert rows.columns["positions"].tolist() == [[0, 1, 0, 1, 2, 3]]
-    assert rows.pieces.tolist() == [[0, 0, 0, 5], [2, 0, 0, 9]]
+    assert rows.pieces.tolist() == [[0, 0, 0, 5, 0], [2, 0, 0, 9, 0]]
 
 
 def test_a_padding_row_is_masked_whole() -> None:
     assert rows_of(padding_rows(1, PADDING, 4)) == [Row().pad(4)]
-    assert rows_of(render(Tokens.empty(), np.zeros((0, 5), np.int64), PADDING, 4)) == []
+    assert rows_of(render(Documents.empty(), np.zeros((0, 5), np.int64), PADDING, 4)) == []
 
 
 @given(st.data())

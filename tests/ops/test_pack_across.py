@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from tests.ops.test_pack import PADDING, SEQ_LENS, Row, add_all, document, rows_of
 from tests.strategies import Document, cuts, documents, tokens_of
 from torchtitan_zephon.ops.pack import Pack
-from torchtitan_zephon.records import IGNORE_LABEL, Tokens
+from torchtitan_zephon.records import IGNORE_LABEL, Documents
 
 
 def reference(items: list[Document], seq_len: int) -> tuple[list[Row], list[Row]]:
@@ -38,7 +38,7 @@ def reference(items: list[Document], seq_len: int) -> tuple[list[Row], list[Row]
 def test_rows_are_the_reference_s_however_chunks_and_carries_fall(data: st.DataObject, seq_len: int) -> None:
     items = data.draw(documents(seq_len))
     full, rest = reference(items, seq_len)
-    rows, carry, last = [], Tokens.empty(), 0
+    rows, carry, last = [], Documents.empty(), 0
     for chunk in data.draw(cuts(items)):
         packer = Pack("wrap", "sequence", PADDING, seq_len, carry)
         rows += add_all(packer, [chunk])
@@ -56,14 +56,14 @@ def test_rows_are_the_reference_s_however_chunks_and_carries_fall(data: st.DataO
 
 @pytest.mark.parametrize("length", range(13))
 def test_one_document_of_every_length_up_to_two_rows_and_a_bit(length: int) -> None:
-    packer = Pack("wrap", "sequence", PADDING, 4, Tokens.empty())
+    packer = Pack("wrap", "sequence", PADDING, 4, Documents.empty())
     full, rest = reference([document(length)], 4)
     assert add_all(packer, [[document(length)]]) == full
     assert rows_of(packer.finish()) == rest
 
 
 def test_a_border_is_predicted_and_marked_by_its_position() -> None:
-    rows = Pack("wrap", "sequence", PADDING, 5, Tokens.empty()).add(
+    rows = Pack("wrap", "sequence", PADDING, 5, Documents.empty()).add(
         tokens_of([document(3, first=10), document(9, 1, first=20)])
     )
     assert rows.columns["input"].tolist() == [[10, 11, 12, 20, 21], [23, 24, 25, 26, 27]]

@@ -14,11 +14,12 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
 from tests.scenarios import BOS, EOS, texts_of, tokenizer_folder
+from tests.strategies import texts_at
 from torchtitan_zephon import TokenizerError
 from torchtitan_zephon.ops import tokenizer_files
 from torchtitan_zephon.ops.tokenize import Tokenize, TokenizerSpec, check_vocabulary
 from torchtitan_zephon.ops.tokenizer_files import load_tokenizer
-from torchtitan_zephon.records import Balance, Texts
+from torchtitan_zephon.records import Balance, Documents
 
 WORDS = {BOS: 0, EOS: 1, "[UNK]": 2, "a": 3, "b": 4, "c": 70_000}
 CONFIG = {"bos_token": BOS, "eos_token": {"content": EOS, "special": True}}
@@ -43,13 +44,12 @@ def spec_of(tokenizer: tokenizers.Tokenizer, config: Any, **settings: bool) -> T
         return tokenizer_files.spec_of(tokenizer, Path(folder), **settings)  # type: ignore[arg-type]
 
 
-def texts(*items: str, shard: int = 0) -> Texts:
-    places = np.arange(len(items), dtype=np.int64) * 100
-    return Texts(list(items), places, shard, Balance(records=len(items), documents=len(items)))
+def texts(*items: str, source: int = 0, shard: int = 0) -> Documents:
+    return texts_at([(source, shard, 100 * place, 0) for place in range(len(items))], items)
 
 
 def documents_of(spec: TokenizerSpec, *items: str) -> list[list[int]]:
-    tokens = Tokenize(spec)(0, texts(*items))
+    tokens = Tokenize(spec)(texts(*items))
     return [tokens.ids[a:b].tolist() for a, b in itertools.pairwise(tokens.offsets.tolist())]
 
 
@@ -85,21 +85,21 @@ def test_text_that_spells_a_special_token_is_plain_by_default_and_parsed_on_requ
 
 def test_an_id_above_65535_survives() -> None:
     spec = spec_of(word_tokenizer(), CONFIG, add_bos=True, add_eos=True)
-    tokens = Tokenize(spec)(0, texts("c a c"))
+    tokens = Tokenize(spec)(texts("c a c"))
     assert tokens.ids.tolist() == [0, 70_000, 3, 70_000, 1]
     assert tokens.ids.dtype == np.int32
     assert Tokenize(spec).largest_id() == 70_000
 
 
 def test_an_empty_chunk_gives_no_document() -> None:
-    tokens = Tokenize(load_tokenizer(str(tokenizer_folder())))(0, texts())
-    assert (len(tokens.ids), tokens.offsets.tolist(), tokens.origin.shape) == (0, [0], (0, 3))
+    tokens = Tokenize(load_tokenizer(str(tokenizer_folder())))(texts())
+    assert (len(tokens.ids), tokens.offsets.tolist(), tokens.origin.shape) == (0, [0], (0, 4))
     assert tokens.balance == Balance()
 
 
 def test_every_document_knows_its_source_shard_and_place() -> None:
-    tokens = Tokenize(load_tokenizer(str(tokenizer_folder())))(5, texts("one", "two", "three", shard=9))
-    assert tokens.origin.tolist() == [[5, 9, 0], [5, 9, 100], [5, 9, 200]]
+    tokens = Tokenize(load_tokenizer(str(tokenizer_folder())))(texts("one", "two", "three", source=5, shard=9))
+    assert tokens.origin.tolist() == [[5, 9, 0, 0], [5, 9, 100, 0], [5, 9, 200, 0]]
     assert tokens.origin.dtype == tokens.offsets.dtype == np.int64
 
 
@@ -113,7 +113,7 @@ def test_a_chunk_is_tokenised_as_its_texts_one_by_one() -> None:
 
 def test_the_balance_counts_tokens() -> None:
     bare = spec_of(word_tokenizer(), {}, add_bos=False, add_eos=False)
-    tokens = Tokenize(bare)(0, texts("a b", " ", "c"))  # the second has no token at all
+    tokens = Tokenize(bare)(texts("a b", " ", "c"))  # the second has no token at all
     assert np.diff(tokens.offsets).tolist() == [2, 0, 1]
     assert tokens.balance.tokens_in == 3
 

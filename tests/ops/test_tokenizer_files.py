@@ -300,7 +300,7 @@ def test_special_is_what_is_marked_so_whichever_file_lists_it(
     assert plain.backend == ("fastokens" if wanted == "auto" else "hf"), plain.backend_text
     reading = tokenizers.Tokenizer.from_str(plain.spec.serialized)
     think, turn, end = (reading.token_to_id(t) for t in ("<think>", "<|im_end|>", ENDOFTEXT))
-    found = [tokenize(0, texts(text)).ids.tolist() for tokenize in (plain, parsed)]
+    found = [tokenize(texts(text)).ids.tolist() for tokenize in (plain, parsed)]
     assert [ids.count(think) for ids in found] == [1, 1]
     assert [ids.count(turn) for ids in found] == [0, 1]
     assert [ids.count(end) for ids in found] == [1, 2]  # the document's own end besides

@@ -60,7 +60,8 @@ def texts(source: Source, *functions: Function) -> list[str]:
     found = []
     for piece, rows in enumerate(source.reader.pieces().units.tolist()):
         for start in range(0, rows, 30):
-            found += source.texts(Chunk(0, 0, 0, piece, start, min(start + 30, rows), 1), functions).texts
+            chunk = Chunk(0, 0, 0, piece, start, min(start + 30, rows), 1)
+            found += source.documents(chunk, functions).values["text"]
     return found
 
 
@@ -81,7 +82,7 @@ def test_an_encrypted_column_beside_the_text_is_left_alone(tmp_path: Path) -> No
     script = (
         "import sys; from torchtitan_zephon.read.sources import open_source; "
         "from torchtitan_zephon.plan.chunking import Chunk; s = open_source('s', sys.argv[1], 'text'); "
-        "print(s.reader.pieces().sizes.tolist(), len(s.texts(Chunk(0, 0, 0, 1, 0, 100, 1), ()).texts))"
+        "print(s.reader.pieces().sizes.tolist(), len(s.documents(Chunk(0, 0, 0, 1, 0, 100, 1), ())))"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120)
     sizes = [sum(len(t.encode()) for t in TEXTS[first : first + GROUP]) for first in (0, GROUP)]
@@ -121,10 +122,10 @@ def test_a_column_that_is_encrypted_in_another_file_only_is_read_where_it_is_pla
     asks = keeping(lambda r: r["n"] >= 100 or (r["secret"] and False))
     assert texts(open_source("s", str(tmp_path / "a.parquet"), "text"), asks) == TEXTS[100:]
     source = open_source("s", str(tmp_path), "text")
-    assert source.texts(Chunk(0, 0, 0, 0, 0, 100, 1), (asks,)).texts == []  # the column is asked for and read
-    assert source.texts(Chunk(0, 0, 0, 3, 0, 100, 1), (asks,)).texts == TEXTS[100:]  # it is neither
+    assert len(source.documents(Chunk(0, 0, 0, 0, 0, 100, 1), (asks,))) == 0  # the column is asked for and read
+    assert source.documents(Chunk(0, 0, 0, 3, 0, 100, 1), (asks,)).values["text"] == TEXTS[100:]  # it is neither
     with pytest.raises(RecordError, match=r"b\.parquet', row 0: column 'secret' of rows 0 to 99 cannot be read"):
-        source.texts(Chunk(0, 0, 0, 2, 0, 100, 1), (asks,))
+        source.documents(Chunk(0, 0, 0, 2, 0, 100, 1), (asks,))
 
 
 @pytest.mark.parametrize("plaintext_footer", [True, False])

@@ -29,8 +29,7 @@ from torchtitan_zephon import (
     StaticMixtureWorkSource,
     TokenizerError,
 )
-from torchtitan_zephon.read.ids import ordered
-from torchtitan_zephon.records import Balance, Ids, Tokens
+from torchtitan_zephon.records import Documents, Packet
 
 TEXTS = texts_of(400)
 
@@ -102,7 +101,7 @@ def test_bos_and_eos_are_there_once_whether_the_ids_have_them_or_not(
     documents[7] = [100, 101]
     path = write_ids(tmp_path / "a.parquet", documents)
     pipeline = over(path, "input_ids", add_bos=asked[0], add_eos=asked[1])
-    tokens = pipeline.stream.program.work(pipeline.stream.program.tables[0].chunk(0, 0, 0)[0])
+    tokens = pipeline.stream.program.work(pipeline.stream.program.tables[0].chunk(0, 0, 0)[0]).documents
     found = [tokens.ids[a:b].tolist() for a, b in zip(tokens.offsets, tokens.offsets[1:], strict=False)]
     for document, before in zip(found, documents, strict=False):
         assert document.count(0) == (asked[0] or before[0] == 0)
@@ -230,8 +229,8 @@ def test_a_column_of_ids_is_cut_into_chunks_by_its_size(tmp_path: Path) -> None:
 
 
 def test_the_digest_of_a_chunk_covers_where_documents_end() -> None:
-    ids, origin = np.arange(6, dtype=np.int32), np.zeros((2, 3), np.int64)
-    cut = [Tokens.of_chunk(ids, np.array([0, at, 6]), origin, Balance()).digest for at in (2, 3)]
+    tokens, origin = {"ids": np.arange(6, dtype=np.int32)}, np.zeros((2, 4), np.int64)
+    cut = [Packet.of(Documents({}, tokens, np.array([0, at, 6]), origin)).digest for at in (2, 3)]
     assert cut[0] != cut[1]
 
 
@@ -259,11 +258,3 @@ def test_a_source_is_text_or_ids(tmp_path: Path) -> None:
         SourceError, match=r"b\.parquet': column 'text' holds list.* files before it text; .*one or the other"
     ):
         over(tmp_path / "s", "text").explain()
-
-
-def test_documents_in_another_order_keep_their_ids_and_rows() -> None:
-    ids = Ids(np.arange(6, dtype=np.int32), np.array([0, 1, 3, 6]), np.array([10, 11, 12]), 0, Balance())
-    found = ordered(ids, np.array([2, 0, 1]))
-    assert found.ids.tolist() == [3, 4, 5, 0, 1, 2] and found.ids.dtype == np.int32
-    assert found.offsets.tolist() == [0, 3, 4, 6] and found.offsets.dtype == np.int64
-    assert found.records.tolist() == [12, 10, 11]

@@ -143,7 +143,7 @@ def test_a_malformed_line_is_named_by_file_and_byte(name: str, size: int, tmp_pa
     data = before + line + b'\n{"text": "good"}\n'
     source = Source("wiki", "text", reader_of(tmp_path / "part-7.jsonl", data))
     with pytest.raises(RecordError, match=problem) as refusal:
-        [source.texts(chunk, ()) for chunk in chunks(len(data), size)]
+        [source.documents(chunk, ()) for chunk in chunks(len(data), size)]
     error = refusal.value
     assert (error.source, error.shard, error.place) == ("wiki", "part-7.jsonl", f"line at byte {len(before)}")
     assert str(error).startswith(f"source 'wiki', shard 'part-7.jsonl', line at byte {len(before)}: ")
@@ -152,7 +152,7 @@ def test_a_malformed_line_is_named_by_file_and_byte(name: str, size: int, tmp_pa
 def test_a_malformed_first_line_after_a_bom_is_at_byte_3(tmp_path: Path) -> None:
     source = Source("s", "text", reader_of(tmp_path / "a.jsonl", BOM + b"[1]\n"))
     with pytest.raises(RecordError, match="line at byte 3: "):
-        source.texts(chunks(7, 100)[0], ())
+        source.documents(chunks(7, 100)[0], ())
 
 
 @pytest.mark.parametrize("stop", [50, 400])

@@ -130,7 +130,7 @@ def test_a_null_text_is_refused_by_row(tmp_path: Path) -> None:
     pq.write_table(pa.concat_tables([table] * 3), tmp_path / "a.parquet", row_group_size=3)
     source = open_source("s", str(tmp_path), "text")
     with pytest.raises(RecordError, match=r"shard 'a\.parquet', row 3: field 'text' must be a string; it is null"):
-        source.texts(Chunk(0, 0, 1, 1, 0, 3, 10), ())
+        source.documents(Chunk(0, 0, 1, 1, 0, 3, 10), ())
 
 
 @pytest.mark.parametrize("open_streams", [1, 64])

@@ -12,7 +12,7 @@ from torchtitan_zephon import ConfigError, FunctionError, RecordError, SourceErr
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.read.records import Function, Source
 from torchtitan_zephon.read.sources import open_source
-from torchtitan_zephon.records import Texts
+from torchtitan_zephon.records import Documents
 
 TEXTS = ["one", "", "two", "three", ""]
 LINE_2 = b'{"id": 2, "text": "two"}'
@@ -22,10 +22,10 @@ def source_of(path: Path, field: str = "text") -> Source:
     return open_source("wiki", str(path), field)
 
 
-def all_texts(source: Source, *functions: Function) -> Texts:
+def all_texts(source: Source, *functions: Function) -> Documents:
     """The texts of the source's only piece."""
     units = int(source.reader.pieces().units[0])
-    return source.texts(Chunk(0, 0, 0, 0, 0, units, units), functions)
+    return source.documents(Chunk(0, 0, 0, 0, 0, units, units), functions)
 
 
 def mapping(call: Any) -> Function:
@@ -44,8 +44,8 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_every_record_is_a_document_or_empty(path: Path) -> None:
     texts = all_texts(source_of(path))
-    assert texts.texts == ["one", "two", "three"]
-    assert len(texts.records) == 3
+    assert texts.values["text"] == ["one", "two", "three"]
+    assert len(texts) == 3
     balance = texts.balance
     assert (balance.records, balance.documents, balance.empty, balance.filtered) == (5, 3, 2, 0)
 
@@ -55,7 +55,7 @@ def test_a_place_is_where_the_record_lies_in_its_file(path: Path) -> None:
     texts = all_texts(source)
     lines = path.read_bytes().split(b"\n")
     starts = [sum(len(line) + 1 for line in lines[:n]) for n in (0, 2, 3)]
-    assert texts.records.tolist() == ([0, 2, 3] if path.suffix == ".parquet" else starts)
+    assert texts.origin[:, 2].tolist() == ([0, 2, 3] if path.suffix == ".parquet" else starts)
 
 
 def test_map_and_filter_run_in_order_and_what_they_drop_is_counted(path: Path) -> None:
@@ -65,7 +65,7 @@ def test_map_and_filter_run_in_order_and_what_they_drop_is_counted(path: Path) -
         keeping(lambda record: record["text"] != "TWO"),
     )
     texts = all_texts(source_of(path), *functions)
-    assert texts.texts == ["FILLED", "THREE", "FILLED"]
+    assert texts.values["text"] == ["FILLED", "THREE", "FILLED"]
     assert (texts.balance.records, texts.balance.documents, texts.balance.filtered) == (5, 3, 2)
 
 
@@ -106,11 +106,11 @@ def test_a_missing_field_is_refused_with_the_fields_there_are(tmp_path: Path) ->
     write_jsonl(tmp_path / "a.jsonl", ["one"], field="content")
     with pytest.raises(RecordError, match=r"no field 'text'; the record's fields: 'content', 'id'\."):
         all_texts(source_of(tmp_path))
-    assert all_texts(source_of(tmp_path, field="content")).texts == ["one"]
+    assert all_texts(source_of(tmp_path, field="content")).values["text"] == ["one"]
 
 
 def test_a_file_that_is_gone_while_the_job_runs_is_an_error_with_source_and_shard(tmp_path: Path) -> None:
     source = source_of(write_jsonl(tmp_path / "a.jsonl", TEXTS))
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(SourceError, match=r"source 'wiki', shard 'a\.jsonl': cannot be read"):
-        source.texts(Chunk(0, 0, 0, 0, 0, 10, 10), ())
+        source.documents(Chunk(0, 0, 0, 0, 0, 10, 10), ())

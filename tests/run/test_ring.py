@@ -18,7 +18,7 @@ from torchtitan_zephon.run.ring import NAMES, SLOTS, Ring, allocate, slot_bytes
 def rows_of(seed: int, count: int, seq_len: int, pieces_a_row: int) -> Rows:
     """Rows whose every number differs from seed to seed."""
     columns = np.arange(3 * count * seq_len, dtype=np.int32).reshape(3, count, seq_len) * 7 + seed
-    pieces = np.arange(4 * count * pieces_a_row, dtype=np.int64).reshape(-1, 4) * 2**33 + seed
+    pieces = np.arange(5 * count * pieces_a_row, dtype=np.int64).reshape(-1, 5) * 2**33 + seed
     first_piece = np.arange(count + 1, dtype=np.int64) * pieces_a_row
     return Rows(
         dict(zip(NAMES, columns, strict=True)), pieces, first_piece, np.full(count, seq_len - seed % 2, np.int64)

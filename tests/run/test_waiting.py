@@ -19,7 +19,7 @@ from tests.scenarios import rank_steps, row_bytes, small_pipeline, texts_of, wri
 from torchtitan_zephon import SourceError
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.program import Program
-from torchtitan_zephon.records import Tokens
+from torchtitan_zephon.records import Packet
 from torchtitan_zephon.run import waiting
 from torchtitan_zephon.run.pool import Pool
 from torchtitan_zephon.run.waiting import wait_for
@@ -59,7 +59,7 @@ def test_a_wait_is_said_when_it_is_long_and_again_when_it_has_doubled(
     release_when(lambda: len(caplog.records) == 3, may_go)
     chunk = chunk_of(one, 1)
 
-    def slow(chunk: Chunk) -> Tokens:
+    def slow(chunk: Chunk) -> Packet:
         may_go.wait(10)
         return one.work(chunk)
 
@@ -93,14 +93,14 @@ def test_a_chunk_that_waits_for_a_worker_names_what_keeps_the_worker(
 
 @pytest.mark.usefixtures("quick")
 def test_an_error_of_the_work_is_raised_also_where_it_is_a_time_out(one: Program, pool: Pool) -> None:
-    def fail(chunk: Chunk) -> Tokens:
+    def fail(chunk: Chunk) -> Packet:
         time.sleep(0.15)
         raise TimeoutError("its own")
 
     chunk = chunk_of(one, 0)
     with pytest.raises(TimeoutError, match="its own"):
         wait_for(pool.submit(fail, chunk), chunk, one, pool)
-    done: Future[Tokens] = pool.submit(fail, chunk)
+    done: Future[Packet] = pool.submit(fail, chunk)
     time.sleep(0.3)
     with pytest.raises(TimeoutError, match="its own"):
         wait_for(done, chunk, one, pool)

@@ -90,10 +90,7 @@ def reading(job: Job, version: str, recipe: Recipe, vocab_size: int | None, prob
 def read_a_chunk(source: Source, recipe: Recipe) -> None:
     """What can be found out about ``source`` without a tokenizer: whether its first chunk can be read."""
     chunk, _ = cut(0, source.reader.pieces(), recipe.chunk_bytes, recipe.lanes).chunk(0, 0, 0)
-    if source.holds_ids:
-        source.ids(chunk, ())
-    else:
-        source.texts(chunk, ())
+    source.documents(chunk, ())
 
 
 def measured_by(compiled: Callable[[Recipe], Program], found: Reading, problems: Problems) -> Reading:

@@ -235,9 +235,15 @@ def _first_difference(found: np.ndarray, right: np.ndarray) -> str:
     return f"{len(found)} ids and {len(right)}, from number {at} on {found[at : at + 4]} and {right[at : at + 4]}"
 
 
-def rechecked(source: int, shard: int, records: np.ndarray) -> np.ndarray:
-    """Numbers of the documents to encode twice, the same in every process; ``records``: int64 [documents]."""
-    drawn = keyed.draws(keyed.key("recheck", source, shard), records)
+def rechecked(origin: np.ndarray) -> np.ndarray:
+    """Numbers of the documents to encode twice, the same in every process.
+
+    ``origin``: int64 [documents, 4], as in ``Documents``, all of one shard.
+    """
+    if not len(origin):
+        return np.zeros(0, np.int64)
+    source, shard = origin[0, :2].tolist()
+    drawn = keyed.draws(keyed.key("recheck", source, shard), origin[:, 2])
     return np.flatnonzero(drawn % np.uint64(RECHECKED) == 0)
 
 

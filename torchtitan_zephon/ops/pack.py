@@ -1,6 +1,6 @@
 """Documents to rows of exactly ``seq_len`` tokens: the accumulator around a packer.
 
-What flows in: ``Tokens`` in order. What flows out: ``Rows``. The packer chooses (``packers``), ``render`` makes the
+What flows in: ``Documents`` in order. What flows out: ``Rows``. The packer chooses (``packers``), ``render`` makes the
 columns, and what is here holds the documents that still have tokens to place: the carry.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..records import Rows, Tokens
+from ..records import Documents, Rows
 from .packers import PACKERS, Choice
 from .render import render
 
@@ -20,16 +20,16 @@ class Pack:
     document, or a lane's end, of one token has nothing to predict.
     """
 
-    def __init__(self, algorithm: str, label_shift: str, padding_id: int, seq_len: int, carry: Tokens) -> None:
+    def __init__(self, algorithm: str, label_shift: str, padding_id: int, seq_len: int, carry: Documents) -> None:
         self.carry = carry
         self.last_tokens = self.unused_tokens = 0
         self._padding_id, self._seq_len = padding_id, seq_len
         self._packer = PACKERS[algorithm](seq_len, label_shift, np.diff(carry.offsets))
 
-    def add(self, tokens: Tokens) -> Rows:
+    def add(self, documents: Documents) -> Rows:
         """All rows that are now full."""
-        choice = self._packer.add(np.diff(tokens.offsets))
-        return self._placed(Tokens.join(self.carry, tokens), choice)
+        choice = self._packer.add(np.diff(documents.offsets))
+        return self._placed(Documents.join(self.carry, documents), choice)
 
     def flush(self) -> Rows:
         """What must leave where a segment ends; the rest is carried."""
@@ -39,9 +39,9 @@ class Pack:
         """Everything left, the last row padded; the end of a finite stream."""
         return self._placed(self.carry, self._packer.finish())
 
-    def _placed(self, documents: Tokens, choice: Choice) -> Rows:
+    def _placed(self, documents: Documents, choice: Choice) -> Rows:
         rows = render(documents, choice.placement, self._padding_id, self._seq_len)
-        self.carry = documents.rest(choice.kept, choice.used)
+        self.carry = documents.select(choice.kept, choice.used)
         dropped = len(documents.ids) - len(self.carry.ids) - int(choice.placement[:, 4].sum())
         self.unused_tokens += choice.unused
         self.last_tokens += dropped - choice.unused

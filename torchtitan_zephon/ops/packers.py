@@ -20,6 +20,7 @@ import numpy as np
 OPEN_ROWS = 64
 """Rows that ``FirstFit`` keeps open; the fullest is closed and padded to open another."""
 NONE = np.zeros(0, np.int64)
+NO_PIECE = np.zeros((0, 5), np.int64)
 
 
 class Choice(NamedTuple):
@@ -67,16 +68,13 @@ class Wrap:
 
     def flush(self) -> Choice:
         """Nothing: what is kept is part of the state, so that nothing is padded in mid-stream."""
-        return Choice(np.zeros((0, 5), np.int64), np.arange(len(self._lengths)))
+        return Choice(NO_PIECE, np.arange(len(self._lengths)))
 
     def finish(self) -> Choice:
         """The rest as one padded row; the end of a finite stream. A single token has no label and gives none."""
         units = np.maximum(self._lengths - self._border, 0)
         inputs = int(units.sum()) + self._border - 1
-        if inputs > 0:
-            placement = self._cut(units, inputs, 0).placement
-        else:
-            placement = np.zeros((0, 5), np.int64)
+        placement = self._cut(units, inputs, 0).placement if inputs > 0 else NO_PIECE
         self._lengths = NONE
         return Choice(placement, NONE, unused=int(inputs == 0 and not self._border))
 

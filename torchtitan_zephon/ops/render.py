@@ -1,6 +1,6 @@
 """From documents and a packer's placement to rows: every column of the output.
 
-What flows in: ``Tokens`` and a placement (``packers.Choice``). What flows out: ``Rows`` with all of ``COLUMNS``.
+What flows in: ``Documents`` and a placement (``packers.Choice``). What flows out: ``Rows`` with all of ``COLUMNS``.
 A new column is one function, in a file of its own, and one line in that table. Inputs are a piece's tokens and
 labels the tokens behind them, so a packer alone decides whether labels cross the borders of documents. Positions
 restart at 0 with each piece: with each document and at the start of each row (TorchTitan 0.3.0's text loader).
@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ..records import IGNORE_LABEL, Rows, Tokens, gather
+from ..records import IGNORE_LABEL, Documents, Rows, gather
+from .packers import NO_PIECE
 
 
 class Column(NamedTuple):
@@ -25,15 +26,15 @@ class Column(NamedTuple):
     """
 
     name: str
-    values: Callable[[Tokens], np.ndarray] | None
+    values: Callable[[Documents], np.ndarray] | None
     padding: int | Literal["token"]
 
 
-def _input(documents: Tokens) -> np.ndarray:
+def _input(documents: Documents) -> np.ndarray:
     return documents.ids
 
 
-def _labels(documents: Tokens) -> np.ndarray:
+def _labels(documents: Documents) -> np.ndarray:
     return documents.ids[1:]
 
 
@@ -45,17 +46,17 @@ COLUMNS = (
 """Every column of a batch."""
 
 
-def render(documents: Tokens, placement: np.ndarray, padding_id: int, seq_len: int) -> Rows:
+def render(documents: Documents, placement: np.ndarray, padding_id: int, seq_len: int) -> Rows:
     """The rows that ``placement``, int64 [pieces, 5], makes of ``documents``. ``padding_id``: the input of padding."""
     return _rows(documents, placement, int(placement[-1, 0]) + 1 if len(placement) else 0, padding_id, seq_len)
 
 
 def padding_rows(rows: int, padding_id: int, seq_len: int) -> Rows:
     """Rows of padding only, for lanes that ran dry before the others."""
-    return _rows(Tokens.empty(), np.zeros((0, 5), np.int64), rows, padding_id, seq_len)
+    return _rows(Documents.empty(), NO_PIECE, rows, padding_id, seq_len)
 
 
-def _rows(documents: Tokens, placement: np.ndarray, rows: int, padding_id: int, seq_len: int) -> Rows:
+def _rows(documents: Documents, placement: np.ndarray, rows: int, padding_id: int, seq_len: int) -> Rows:
     row, column, document, begin, lengths = placement.T
     first_piece = np.searchsorted(row, np.arange(rows + 1))
     filled = np.bincount(row, lengths, rows).astype(np.int64)

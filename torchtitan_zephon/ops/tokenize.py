@@ -1,6 +1,6 @@
 """Texts to token ids, as TorchTitan's stock text loader makes them.
 
-What flows in: the texts of a chunk. What flows out: ``Tokens`` (flat int32 ids with offsets).
+What flows in: the documents of a chunk, as texts or as ids. What flows out: the same documents as ids.
 The tokenizer's own post-processor runs; BOS and EOS are added where asked and where the
 post-processor does not add them already, so there is exactly one of each. One call a chunk.
 Which tokens these are is found by ``tokenizer_files.py``.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from ..cache import cached, is_line
 from ..errors import TokenizerError
-from ..records import Ids, Texts, Tokens
+from ..records import Documents
 from . import fast
 from .losses import losses
 
@@ -96,22 +96,30 @@ class Tokenize:
         """The same with versions, and why it is not the fast one."""
         return f"tokenizers ({self._why_not})" if self._why_not else fast.versions(self.backend)
 
-    def __call__(self, source: int, texts: Texts) -> Tokens:
-        """``Tokens`` of ``texts``, in order. Raises ``TokenizerError`` if the back-ends are seen to differ."""
-        if self._fast is None:
-            ids, offsets = self._reference(texts.texts)
-        else:
-            ids, offsets = self._fast(texts.texts, fast.rechecked(source, texts.shard, texts.records))
-        bos, eos = self.spec.add_bos, self.spec.add_eos
-        before, after = (np.full(len(texts.texts), token is not None) for token in (bos, eos))
-        return self._tokens(source, texts, *_around(ids, offsets, (bos, before), (eos, after)))
+    def __call__(self, documents: Documents) -> Documents:
+        """``documents`` as token ids, in order.
 
-    def given(self, source: int, ids: Ids) -> Tokens:
-        """``Tokens`` of documents that are ids already; what would stand around a text is added where it is missing.
-
-        Raises ``TokenizerError`` for an id that the tokenizer does not have.
+        Raises ``TokenizerError`` if the back-ends are seen to differ, or for an id that the tokenizer does not have.
         """
-        if len(ids.ids) and (largest := int(ids.ids.max())) > self._largest_id:
+        ids, offsets = self._completed(documents) if documents.tokens else self._encoded(documents)
+        balance = replace(documents.balance, tokens_in=len(ids))
+        return Documents({}, {"ids": ids}, offsets, documents.origin, balance)
+
+    def _encoded(self, documents: Documents) -> fast.Flat:
+        """The ids of texts, with BOS and EOS around each."""
+        texts: list[str] = documents.values["text"]
+        if self._fast is None:
+            ids, offsets = self._reference(texts)
+        else:
+            ids, offsets = self._fast(texts, fast.rechecked(documents.origin))
+        bos, eos = self.spec.add_bos, self.spec.add_eos
+        before, after = (np.full(len(texts), token is not None) for token in (bos, eos))
+        return _around(ids, offsets, (bos, before), (eos, after))
+
+    def _completed(self, documents: Documents) -> fast.Flat:
+        """Documents that are ids already, with what would stand around a text where it is missing."""
+        ids, offsets = documents.ids, documents.offsets
+        if len(ids) and (largest := int(ids.max())) > self._largest_id:
             raise TokenizerError(
                 f"a source of token ids holds {largest}, but the tokenizer's ids end at {self._largest_id}: they were "
                 "made with another tokenizer."
@@ -123,9 +131,9 @@ class Tokenize:
                 "token ids lacks. Use a source of text."
             )
         bos, eos = (there[0] if there else None for there in self.around)
-        lacks_bos = np.full(len(ids.records), bos is not None) & (ids.ids[ids.offsets[:-1]] != bos)
-        lacks_eos = np.full(len(ids.records), eos is not None) & (ids.ids[ids.offsets[1:] - 1] != eos)
-        return self._tokens(source, ids, *_around(ids.ids, ids.offsets, (bos, lacks_bos), (eos, lacks_eos)))
+        lacks_bos = np.full(len(documents), bos is not None) & (ids[offsets[:-1]] != bos)
+        lacks_eos = np.full(len(documents), eos is not None) & (ids[offsets[1:] - 1] != eos)
+        return _around(ids, offsets, (bos, lacks_bos), (eos, lacks_eos))
 
     @functools.cached_property
     def around(self) -> tuple[list[int], list[int]]:
@@ -139,12 +147,6 @@ class Tokenize:
         """A document as the model reads it, such as ``<s> text </s>``."""
         before, after = ([self._tokenizer.id_to_token(i) or str(i) for i in ids] for ids in self.around)
         return " ".join([*before, "text", *after])
-
-    def _tokens(self, source: int, of: Texts | Ids, ids: np.ndarray, offsets: np.ndarray) -> Tokens:
-        origin = np.empty((len(of.records), 3), dtype=np.int64)
-        origin[:, 0], origin[:, 1], origin[:, 2] = source, of.shard, of.records
-        of.balance.tokens_in = len(ids)
-        return Tokens.of_chunk(ids, offsets, origin, of.balance)
 
     def check(self, texts: list[str]) -> None:
         """Raise ``TokenizerError`` unless both back-ends give the same ids for all of ``texts``."""

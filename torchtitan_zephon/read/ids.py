@@ -1,7 +1,7 @@
 """Documents that are token ids already: lists of integers, from a Parquet column or from a user's function.
 
-What flows in: Arrow arrays of lists, a document each, or Python lists. What flows out: ``Ids``, flat int32 with
-offsets; no Python object per token on the way from a column.
+What flows in: Arrow arrays of lists, a document each, or Python lists. What flows out: ``Documents``, flat int32
+with offsets; no Python object per token on the way from a column.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..records import Balance, Ids
+from ..records import Balance, Documents
 from . import BadRecord
 
 _setting_up = threading.Lock()
@@ -50,9 +50,12 @@ def list_lengths(lists: pa.Array) -> np.ndarray:
     return np.diff(numbers(lists.offsets).astype(np.int64))
 
 
-def ids_of(arrays: list[pa.Array], places: np.ndarray, shard: int, field: str) -> Ids:
-    """The documents in ``arrays``; empty ones are counted and left out. Raises ``BadRecord`` for what is no id."""
-    flat, lengths, done = [], [], 0
+def ids_of(arrays: list[pa.Array], origin: np.ndarray, field: str) -> Documents:
+    """The documents in ``arrays``; empty ones are counted and left out.
+
+    ``origin``: of every document, int64 [documents, 4]. Raises ``BadRecord`` for what is no id.
+    """
+    flat, lengths, done, places = [], [], 0, origin[:, 2]
     for array in arrays:
         values = array.flatten()
         if array.null_count or values.null_count:
@@ -71,7 +74,7 @@ def ids_of(arrays: list[pa.Array], places: np.ndarray, shard: int, field: str) -
     ids = wide.astype(np.int32, copy=False)
     kept = count > 0
     balance = Balance(records=len(count), empty=int(len(count) - kept.sum()), documents=int(kept.sum()))
-    return Ids(ids, np.append(offsets[:-1][kept], offsets[-1]), places[kept], shard, balance)
+    return Documents({}, {"ids": ids}, np.append(offsets[:-1][kept], offsets[-1]), origin[kept], balance)
 
 
 def _null(array: pa.Array, field: str, places: np.ndarray, done: int) -> BadRecord:
@@ -96,10 +99,3 @@ def array_of(documents: list[Any], places: list[int], field: str) -> pa.Array:
             raise BadRecord(f"field {field!r} must be a list of token ids; it is {str(document)[:40]}", place) from None
     offsets = np.cumsum([0, *map(len, arrays)])
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.concat_arrays([pa.array([], pa.int64()), *arrays]))
-
-
-def ordered(ids: Ids, order: np.ndarray) -> Ids:
-    """The documents in another order; ``order``: int64 [documents]."""
-    lists = pa.LargeListArray.from_arrays(pa.array(ids.offsets), pa.array(ids.ids)).take(pa.array(order))
-    offsets = lists.offsets.to_numpy()
-    return Ids(lists.flatten().to_numpy(), offsets, ids.records[order], ids.shard, ids.balance)

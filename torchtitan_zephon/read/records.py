@@ -1,6 +1,6 @@
 """From a source and a chunk to texts or token ids: the reader, the user's functions, the field.
 
-What flows in: a chunk. What flows out: ``Texts`` or ``Ids``, or an error that carries source, shard and
+What flows in: a chunk. What flows out: its ``Documents``, or an error that carries source, shard and
 place. Every record is accounted for: a document, empty, or filtered by a user's function.
 """
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ..errors import FunctionError, RecordError, SourceError, ZephonError
 from ..plan.chunking import Chunk, Pieces
-from ..records import Balance, Ids, Record, Texts
+from ..records import Balance, Documents, Record
 from . import BadRecord
 from .files import Manifest
 from .ids import array_of, ids_of
@@ -85,8 +85,11 @@ class Source:
         with self._errors_of(shard):
             return with_retries(read, self.reader.manifest.path(shard), what)
 
-    def texts(self, chunk: Chunk, functions: tuple[Function, ...]) -> Texts:
-        """The texts of ``chunk`` after the user's functions, in file order."""
+    def documents(self, chunk: Chunk, functions: tuple[Function, ...]) -> Documents:
+        """The documents of ``chunk`` after the user's functions, in file order: texts, or ids if it ``holds_ids``."""
+        return self._ids(chunk, functions) if self.holds_ids else self._texts(chunk, functions)
+
+    def _texts(self, chunk: Chunk, functions: tuple[Function, ...]) -> Documents:
         shard = self.reader.shard_of(chunk.piece)
         with self._errors_of(shard):
             records, places, balance = self._records(chunk, functions, shard)
@@ -100,18 +103,18 @@ class Source:
                     texts.append(text)
                     kept.append(place)
         balance.empty, balance.documents = len(records) - len(texts), len(texts)
-        return Texts(texts, np.array(kept, dtype=np.int64), shard, balance)
+        origin = origin_of(chunk.source, shard, np.array(kept, dtype=np.int64))
+        return Documents({"text": texts}, {}, np.zeros(len(texts) + 1, np.int64), origin, balance)
 
-    def ids(self, chunk: Chunk, functions: tuple[Function, ...]) -> Ids:
-        """The same of a source whose reader ``holds_ids``."""
+    def _ids(self, chunk: Chunk, functions: tuple[Function, ...]) -> Documents:
         shard = self.reader.shard_of(chunk.piece)
         with self._errors_of(shard):
             if not functions:
                 arrays, where = self._read(chunk.piece, self.reader.span(chunk), lambda: self.reader.read_ids(chunk))
-                return ids_of(arrays, where, shard, self.field)
+                return ids_of(arrays, origin_of(chunk.source, shard, where), self.field)
             records, places, balance = self._records(chunk, functions, shard)
             lists = array_of([record.get(self.field) for record in records], places, self.field)
-            found = ids_of([lists], np.array(places, np.int64), shard, self.field)
+            found = ids_of([lists], origin_of(chunk.source, shard, np.array(places, np.int64)), self.field)
         found.balance.records, found.balance.filtered = balance.records, balance.filtered
         return found
 
@@ -176,3 +179,10 @@ class Source:
             f"there is no field {self.field!r}; the record's fields: {found}. Name the text field with "
             '`field = "..."` in the source\'s table'
         )
+
+
+def origin_of(source: int, shard: int, places: np.ndarray) -> np.ndarray:
+    """Where the records at ``places`` of a shard come from: int64 [records, 4], as in ``Documents``."""
+    origin = np.zeros((len(places), 4), np.int64)
+    origin[:, 0], origin[:, 1], origin[:, 2] = source, shard, places
+    return origin

@@ -7,7 +7,7 @@ numbers cannot be. A state that is accepted may still be another one than was sa
 from __future__ import annotations
 
 from ..program import Program
-from ..records import Tokens
+from ..records import Documents
 from ..sealed import damaged
 from ..state import NO_DIGEST, LaneState, StreamState
 
@@ -59,7 +59,7 @@ def check_lane(lane: LaneState, program: Program) -> None:
             raise damaged(f"the state of lane {lane.lane}", why)
 
 
-def _carry_fits(carry: Tokens, program: Program) -> bool:
+def _carry_fits(carry: Documents, program: Program) -> bool:
     """Whether ``carry`` is less than a row of tokens of this vocabulary and from these files."""
     if not len(carry.ids):
         return True
@@ -70,5 +70,5 @@ def _carry_fits(carry: Tokens, program: Program) -> bool:
         recipe.pack == "wrap"
         and length < program.seq_len
         and int(carry.ids.max()) <= program.tokenize.largest_id()
-        and all(source < len(shards) and shard < shards[source] for source, shard, _ in carry.origin.tolist())
+        and all(source < len(shards) and shard < shards[source] for source, shard, *_ in carry.origin.tolist())
     )

@@ -20,7 +20,7 @@ from ..lane import Lane
 from ..plan.chunking import Chunk
 from ..plan.layout import Layout
 from ..program import Program
-from ..records import Tokens
+from ..records import Packet
 from ..state import recipe_hash
 from .agree import Exchange, alone, gather
 from .pool import Pool
@@ -91,7 +91,7 @@ def _known(program: Program, tokens_per_mib: tuple[int, ...]) -> dict[int, int]:
 
 
 def _count_lane(lane: Lane, program: Program, pool: Pool, depth: int) -> int:
-    work: deque[tuple[Future[Tokens], Chunk]] = deque()
+    work: deque[tuple[Future[Packet], Chunk]] = deque()
     count = 0
     while True:
         while len(work) < depth and (chunk := lane.plan_chunk()) is not None:

@@ -6,8 +6,8 @@ messages: conserved is slots = free + being written + written and not yet read.
 
 The memory has no name and lies in no file system: it goes when the last process that maps it ends,
 however it ends, and the size of /dev/shm does not bound it. A page costs nothing before it is first
-written, so a slot is as large as the worst case (every token a document of its own: 44 bytes a
-token), while 12 bytes a token and 32 a document are what it takes.
+written, so a slot is as large as the worst case (every token a document of its own: 52 bytes a
+token), while 12 bytes a token and 40 a document are what it takes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def allocate(rows: int, seq_len: int) -> tuple[int, Ring]:
 def slot_bytes(rows: int, seq_len: int) -> int:
     """Bytes of address space a slot takes, a whole number of pages."""
     tokens = rows * seq_len
-    size = 8 * (rows + 1) + 8 * rows + _even(4 * len(NAMES) * tokens) + 32 * tokens
+    size = 8 * (rows + 1) + 8 * rows + _even(4 * len(NAMES) * tokens) + 40 * tokens
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -97,7 +97,7 @@ def _views(memory: mmap.mmap, start: int, rows: int, seq_len: int) -> _Slot:
         np.frombuffer(memory, np.int64, rows + 1, start),
         np.frombuffer(memory, np.int64, rows, filled),
         np.frombuffer(memory, np.int32, len(NAMES) * tokens, columns).reshape(len(NAMES), rows, seq_len),
-        np.frombuffer(memory, np.int64, 4 * tokens, pieces).reshape(tokens, 4),
+        np.frombuffer(memory, np.int64, 5 * tokens, pieces).reshape(tokens, 5),
     )
 
 

@@ -25,7 +25,7 @@ from ..ledger import LaneEntry, LedgerWriter
 from ..plan.chunking import Chunk
 from ..plan.layout import Layout
 from ..program import Program
-from ..records import Balance, Batch, Figures, Sequence, Tokens
+from ..records import Balance, Batch, Figures, Packet, Sequence
 from ..state import LaneState, Snapshot, StreamState, recipe_hash
 from .agree import Exchange, agree, alone
 from .count import count_pass
@@ -68,7 +68,7 @@ class RankStream:
         self._saved: dict[int, LaneState] = {}
         self._lanes: dict[int, Lane] = {}
         self._active: list[Lane] = []
-        self._work: dict[int, deque[tuple[Future[Tokens], Chunk]]] = {}
+        self._work: dict[int, deque[tuple[Future[Packet], Chunk]]] = {}
         self._bytes_out = 0
         self._step = self._lane_sequences = 0
         self._parts: deque[list[Sequence]] = deque()

@@ -12,14 +12,14 @@ from concurrent.futures import Future
 
 from ..plan.chunking import Chunk
 from ..program import Program
-from ..records import Tokens
+from ..records import Packet
 from .pool import Pool
 
 SAY_AFTER_S = 60.0
 logger = logging.getLogger(__name__)
 
 
-def wait_for(future: Future[Tokens], chunk: Chunk, program: Program, pool: Pool) -> Tokens:
+def wait_for(future: Future[Packet], chunk: Chunk, program: Program, pool: Pool) -> Packet:
     """The tokens of ``chunk``, in work as ``future``."""
     began, after = time.monotonic(), SAY_AFTER_S
     while not future.done():
@@ -32,7 +32,7 @@ def wait_for(future: Future[Tokens], chunk: Chunk, program: Program, pool: Pool)
     return future.result()
 
 
-def _wait_text(seconds: float, future: Future[Tokens], chunk: Chunk, program: Program, pool: Pool) -> str:
+def _wait_text(seconds: float, future: Future[Packet], chunk: Chunk, program: Program, pool: Pool) -> str:
     """What is waited for: this chunk, or one that keeps a worker from beginning it."""
     busy = sorted(pool.busy(), key=lambda call: call[0])
     why = ""
