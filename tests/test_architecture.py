@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "read": {"read", "records", "errors", "plan.chunking"},
     "sealed": {"errors"},
     "state": {"changes", "plan", "sealed", "records", "errors"},
-    "lane": {"plan", "ops", "state", "records", "errors"},
+    "lane": {"lane", "plan", "ops", "sealed", "state", "records", "errors"},
     "ledger": {"plan.layout", "errors"},
     "estimate": {"plan", "read", "errors"},
     "program": {
@@ -51,6 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         "run",
         "changes",
         "config",
+        "ops.carried",
         "ops.render",
         "ops.tokenize",
         "read.records",
@@ -137,7 +138,6 @@ LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 MANY_PARAMETERS: dict[str, int] = {
     "config.Recipe": 16,
-    "lane.LaneProgram": 9,
     "records.Balance": 10,
     "titan.v022.ZephonValidator": 12,  # what TorchTitan 0.2.2 calls its validator with
 }
@@ -303,7 +303,7 @@ def test_no_module_imports_itself_through_others() -> None:
         ("ops.pack", "from ..plan import mixture", "ops.pack imports torchtitan_zephon.plan.mixture"),
         ("ops.pack", "def f():\n    import torch", "ops.pack imports torch"),
         ("read.jsonl", "import torchtitan_zephon.lane", "read.jsonl imports torchtitan_zephon.lane"),
-        ("lane", "from .run.pool import Pool", "lane imports torchtitan_zephon.run.pool"),
+        ("lane.machine", "from ..run.pool import Pool", "lane.machine imports torchtitan_zephon.run.pool"),
         ("run.stream", "from torch.utils import data", "run.stream imports torch.utils"),
         ("pipeline", "from .titan.loader import x", "pipeline imports torchtitan_zephon.titan.loader"),
         ("verify", "from .titan import loader", "verify imports torchtitan_zephon.titan.loader"),
@@ -328,7 +328,7 @@ def test_the_import_check_can_fail(module: str, text: str, complaint: str) -> No
         "x = {id(a): a}",
     ],
 )
-@pytest.mark.parametrize("module", ["plan.keyed", "ops.shuffle", "lane", "state"])
+@pytest.mark.parametrize("module", ["plan.keyed", "ops.shuffle", "lane.machine", "state"])
 def test_the_purity_check_can_fail(module: str, text: str) -> None:
     assert purity_complaints({module: text})
     assert not purity_complaints({"run.stream": text})

@@ -80,9 +80,15 @@ class Recipe:
     )
     flush_every_sequences: int = setting(
         256,
-        "A lane empties its buffers after this many packed sequences. A restore replays up to one such stretch a lane.",
+        "A lane empties its buffers after the chunks of about this many sequences, a segment. A restore replays up to "
+        "one segment a lane.",
         low=1,
         high=2**30,
+    )
+    shares: Literal["measured", "estimated"] = setting(
+        "measured",
+        "What a source's share is kept by: the tokens that were read of it (`measured`, a segment behind), or the "
+        "`estimated` tokens per byte for ever.",
     )
     chunk_bytes: int = setting(
         256 * 1024,

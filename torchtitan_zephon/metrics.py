@@ -118,6 +118,6 @@ class Gauges:
             figures[f"share/{name}"] = share
             figures[f"share_error/{name}"] = share - float(weights[s] / weights.sum())
             figures[f"epoch/{name}"] = float(read[s] / program.tables[s].pieces.sizes.sum())
-            figures[f"estimate_error/{name}"] = lanes.source_tokens[s] / max(1, lanes.scheduled_tokens[s]) - 1.0
+            figures[f"estimate_error/{name}"] = lanes.source_tokens[s] / max(1, lanes.estimated_tokens[s]) - 1.0
             figures[f"packed_share/{name}"] = float(packed[s] / max(1, packed.sum()))
         return figures

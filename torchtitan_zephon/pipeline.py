@@ -21,7 +21,6 @@ from .program import Program, compile_program
 from .read.records import Function
 from .records import Batch, Record
 from .run.agree import Exchange, agree, alone
-from .run.process import open_stream
 from .run.statement import statement
 from .run.stream import RankStream
 
@@ -216,7 +215,7 @@ class Pipeline:
             shared_lanes=self._settings.shared_lanes,
         )
         program = agree(exchange, self._compiled, lambda program: statement(program, layout))
-        return open_stream(program, layout, self._settings, exchange=exchange)
+        return RankStream(program, layout, self._settings, exchange=exchange)
 
     def explain(self) -> str:
         """The compiled plan in words and numbers; opens the sources, reads none of their text but the sample hash."""

@@ -21,14 +21,16 @@ from .cache import cached, counts_of
 from .config import Recipe, SourceConfig
 from .errors import ConfigError, SourceError
 from .estimate import Estimate, estimate
-from .lane import LaneProgram, usable
+from .lane.stages import LaneProgram
 from .ops import fast
+from .ops.pack import Packing
 from .ops.tokenize import Tokenize, TokenizerSpec, Wanted, tokenize
 from .plan import keyed
 from .plan.chunking import Chunk, ChunkTable, cut
-from .plan.cursor import Dealt, Endless, LanePlan, lane_offsets, order_keys
+from .plan.cursor import Dealt, Endless, LaneRuns, lane_offsets, order_keys
 from .plan.deal import cut_pass, deal
 from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
+from .plan.segments import LanePlan
 from .read.files import Manifest, shared_files
 from .read.records import Function, Source
 from .read.sources import open_source
@@ -63,6 +65,17 @@ class Program:
     def names(self) -> tuple[str, ...]:
         """Source names, in the stream's order."""
         return tuple(s.name for s in self.sources)
+
+    @property
+    def packing(self) -> Packing:
+        """How rows are made."""
+        recipe = self.recipe
+        return Packing(
+            algorithm=recipe.pack,
+            label_shift=recipe.label_shift,
+            seq_len=self.seq_len,
+            padding_id=self.tokenize.padding_id,
+        )
 
     def work(self, chunk: Chunk) -> Packet:
         """The documents of ``chunk``: read, map and filter, permute, tokenise. Pure; any thread may run it."""
@@ -101,7 +114,7 @@ class Program:
         """Tokens in each of ``chunks``, and those that can be an input; what the tokenizer loses of them, in words."""
 
         def count(documents: Documents) -> tuple[int, int]:
-            return len(documents.ids), usable(documents, self.recipe.label_shift)
+            return len(documents.ids), self.packing.usable(documents)
 
         if self.sources[s].holds_ids:
             return [count(self.tokenize(self._documents(chunk))) for chunk in chunks], ""
@@ -172,24 +185,20 @@ class Program:
         r = self.recipe
         weights = integer_weights({n: r.sources[n].weight for n in self.names})
         typical = [max(1, t.typical_chunk_bytes * m >> 20) for t, m in zip(self.tables, tokens_per_mib, strict=True)]
+        runs = LaneRuns(lane, self.tables, self._runs(lane, dealt), lane_begin(r.seed, weights, lane, r.lanes))
         plan = LanePlan(
-            lane=lane,
-            tables=self.tables,
-            runs=self._runs(lane, dealt),
-            tokens_per_mib=tuple(tokens_per_mib),
+            runs=runs,
             mixture=Mixture(weights, lane_phases(r.seed, self.names, weights, typical, lane, r.lanes)),
-            begin=lane_begin(r.seed, weights, lane, r.lanes),
+            tokens_per_mib=tuple(tokens_per_mib),
+            segment_tokens=r.flush_every_sequences * self.seq_len,
+            measured=r.shares == "measured",
         )
         return LaneProgram(
             plan=plan,
             source_names=self.names,
-            shuffle_seed=_shuffle_seed(r),
-            seq_len=self.seq_len,
-            pack=r.pack,
-            label_shift=r.label_shift,
-            padding_id=self.tokenize.padding_id,
+            packing=self.packing,
             shuffle_buffer_sequences=r.shuffle_buffer_sequences,
-            flush_every_sequences=r.flush_every_sequences,
+            shuffle_seed=_shuffle_seed(r),
         )
 
     def explain(self) -> str:
@@ -288,6 +297,7 @@ def _identity(
             "shuffle_records",
             "shuffle_buffer_sequences",
             "flush_every_sequences",
+            "shares",
             "chunk_bytes",
             "repeat",
         )

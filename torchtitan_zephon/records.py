@@ -57,7 +57,7 @@ class Figures(NamedTuple):
     """What a rank's lanes read and gave since the stream was started or restored, summed over them.
 
     ``ready``: sequences that could be handed out at once. Then by source, since step 1: ``source_tokens``, tokens
-    packed; ``scheduled_tokens``, what the plan took the tokens of the chunks that arrived for, by the estimate;
+    packed; ``estimated_tokens``, what the estimate promised for the chunks that they come from;
     ``delivered_tokens`` and ``delivered_bytes``, tokens that the trainer has taken, and the planned bytes they come
     from. A lane that is shared counts whole on each of its ranks.
     """
@@ -65,7 +65,7 @@ class Figures(NamedTuple):
     balance: Balance
     ready: int
     source_tokens: tuple[int, ...]
-    scheduled_tokens: tuple[int, ...]
+    estimated_tokens: tuple[int, ...]
     delivered_tokens: tuple[int, ...]
     delivered_bytes: tuple[float, ...]
 
@@ -123,6 +123,8 @@ class Documents:
         """The documents of ``first``, then those of ``second``; the balance is the second's."""
         if not len(first):
             return second
+        if not len(second):
+            return replace(first, balance=second.balance)
         return cls(
             {name: first.values[name] + values for name, values in second.values.items()},
             {name: np.concatenate([first.tokens[name], flat]) for name, flat in second.tokens.items()},

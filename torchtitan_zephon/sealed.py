@@ -12,10 +12,12 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import field, fields
+from typing import Any, NamedTuple, TypeVar
 
 from .errors import StateError
 
+T = TypeVar("T")
 NEW_STREAM = "To train on with a new stream: --checkpoint.exclude_from_loading dataloader."
 OLDER_STEP = "Load an older step (--checkpoint.load_step N)."
 MOST_LEVELS = 16
@@ -32,20 +34,60 @@ def _list_of(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(map(kind, value))
 
 
+def _table_of(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(kind, value.values()))
+
+
 def _hexadecimal(*lengths: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and len(value) in lengths and bool(re.fullmatch("[0-9a-f]*", value))
 
 
-KINDS: dict[str, Callable[[Any], bool]] = {
-    "count": is_count,
-    "list of counts": _list_of(is_count),
-    "list of counts, or null": lambda v: v is None or KINDS["list of counts"](v),
-    "text": lambda v: isinstance(v, str),
-    "SHA-256": _hexadecimal(64),
-    "list of digests": _list_of(_hexadecimal(0, 16)),
-    "table": lambda v: isinstance(v, dict),
-}
-"""What a field can be, in the words of an error."""
+class Kind(NamedTuple):
+    """What a field can be: in the words of an error, and whether a plain value is one.
+
+    ``encode`` and ``decode`` go from the value in memory to the plain one and back. ``fields``: of a table whose fields
+    are known.
+    """
+
+    name: str
+    fits: Callable[[Any], bool]
+    encode: Callable[[Any], Any] = lambda value: value
+    decode: Callable[[Any], Any] = lambda value: value
+    fields: Mapping[str, Kind] = {}
+
+
+COUNT = Kind("count", is_count)
+COUNTS = Kind("list of counts, or null", lambda v: v is None or _list_of(is_count)(v), decode=lambda v: v and tuple(v))
+COUNT_BY_NAME = Kind("table of counts, or null", lambda v: v is None or _table_of(is_count)(v))
+TEXT = Kind("text", lambda v: isinstance(v, str))
+SHA256 = Kind("SHA-256", _hexadecimal(64))
+DIGESTS = Kind("table of digests", _table_of(_hexadecimal(0, 16)))
+TABLE = Kind("table", lambda v: isinstance(v, dict))
+
+
+def stored(kind: Kind) -> Any:
+    """A dataclass field that is a field of a state, which stands nowhere else."""
+    return field(metadata={"kind": kind})
+
+
+def kinds(cls: Any) -> dict[str, Kind]:
+    """The stored fields of a dataclass."""
+    return {f.name: f.metadata["kind"] for f in fields(cls)}
+
+
+def table_of(cls: Any) -> Kind:
+    """A field that is a dataclass of stored fields itself."""
+    return Kind("table", TABLE.fits, to_table, lambda value: from_table(cls, value), kinds(cls))
+
+
+def to_table(value: Any) -> dict[str, Any]:
+    """The stored fields of a dataclass as plain values."""
+    return {name: kind.encode(getattr(value, name)) for name, kind in kinds(value).items()}
+
+
+def from_table(cls: type[T], table: Mapping[str, Any]) -> T:
+    """The dataclass that ``to_table`` was given; the plain values were found to be of their kinds."""
+    return cls(**{name: kind.decode(table[name]) for name, kind in kinds(cls).items()})
 
 
 def canonical(value: Any) -> bytes:
@@ -59,28 +101,34 @@ def seal(version: int, value: Mapping[str, Any]) -> bytes:
     return canonical({**value, "check": _check(value)})
 
 
-def unseal(data: object, version: int, fields: Mapping[str, str], where: str) -> dict[str, Any]:
-    """The ``fields`` (name: kind) that ``seal`` made ``data`` of. Raises ``StateError`` that names ``where``."""
+def unseal(data: object, version: int, fields: Mapping[str, Kind], where: str) -> dict[str, Any]:
+    """The ``fields`` that ``seal`` made ``data`` of, as plain values. Raises ``StateError`` that names ``where``."""
     value, whole = _parse(data, where)
     if is_count(value.get("format")) and value["format"] >= 1 and value["format"] != version:
         raise StateError(
             f"{where} has format {value['format']}; this version of torchtitan_zephon reads format {version}. "
             "Install the version that wrote it."
         )
-    expected = {"format": "count", **fields, "check": "text"}
-    for name, kind in expected.items():
-        if name not in value:
-            raise damaged(where, f"field {name!r} is missing")
-        if not KINDS[kind](value[name]) or (name == "format" and value[name] < 1):
-            found = f"{type(value[name]).__name__}, not a {kind}: {str(value[name])[:40]!r}"
-            raise damaged(where, f"field {name!r} is a {found}")
-    if unknown := sorted(value.keys() - expected.keys()):
-        raise damaged(where, f"unknown field {unknown[0][:40]!r}")
+    _check_fields(value, {"format": COUNT, **fields, "check": TEXT}, where)
     if value.pop("check") != _check(value):
         raise damaged(where, "its check sum does not match its content")
     if whole != data:
         raise damaged(where, "it is not in the one form in which it is written")
     return value
+
+
+def _check_fields(value: Mapping[str, Any], expected: Mapping[str, Kind], where: str, prefix: str = "") -> None:
+    """Raise ``StateError`` unless ``value`` has the fields ``expected`` and no other."""
+    for name, kind in expected.items():
+        if name not in value:
+            raise damaged(where, f"field {prefix + name!r} is missing")
+        if not kind.fits(value[name]) or (name == "format" and value[name] < 1):
+            found = f"{type(value[name]).__name__}, not a {kind.name}: {str(value[name])[:40]!r}"
+            raise damaged(where, f"field {prefix + name!r} is a {found}")
+        if kind.fields:
+            _check_fields(value[name], kind.fields, where, f"{prefix}{name}.")
+    if unknown := sorted(value.keys() - expected.keys()):
+        raise damaged(where, f"unknown field {(prefix + unknown[0])[:40]!r}")
 
 
 def damaged(where: str, why: str) -> StateError:

@@ -32,7 +32,7 @@ class TorchDataset(IterableDataset[dict[str, torch.Tensor]]):
                 "num_workers=0, and more threads: Pipeline.options(workers=N)."
             )
         for batch in self._pipeline:
-            yield {name: torch.from_numpy(getattr(batch, name)) for name in ("input", "labels", "positions")}
+            yield {name: torch.from_numpy(column) for name, column in batch.columns.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Where the pipeline stands."""

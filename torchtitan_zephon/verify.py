@@ -92,14 +92,14 @@ def compare_checkpoints(a: dict[str, Any], b: dict[str, Any]) -> Verdict:
     for key in sorted(a["lane"].keys() | b["lane"].keys()):
         if key not in a["lane"] or key not in b["lane"]:
             return Verdict(False, f"lane {int(key)} is in one of them only; that one was saved incompletely.")
-        x, y = (decode_lane(s["lane"][key], int(key), len(names)) for s in (a, b))
+        x, y = (decode_lane(s["lane"][key], int(key), names) for s in (a, b))
         if x.digest != y.digest:
             return Verdict(False, _lane_parting(x, y, names))
     return Verdict(True, f"identical up to step {streams[0].step}: {len(a['lane'])} lanes with equal digests.")
 
 
 def _lane_parting(a: LaneState, b: LaneState, names: list[str]) -> str:
-    sources = [n for n, x, y in zip(names, a.source_digests, b.source_digests, strict=True) if x != y]
+    sources = [name for name in names if a.source_digests[name] != b.source_digests[name]]
     where = f"; in the present segment the tokens of source {', '.join(map(repr, sources))} differ" if sources else ""
     return f"different data was delivered in lane {a.lane}{where}.\n    {a.digest}\n    {b.digest}"
 

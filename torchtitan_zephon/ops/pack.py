@@ -1,48 +1,76 @@
 """Documents to rows of exactly ``seq_len`` tokens: the accumulator around a packer.
 
 What flows in: ``Documents`` in order. What flows out: ``Rows``. The packer chooses (``packers``), ``render`` makes the
-columns, and what is here holds the documents that still have tokens to place: the carry.
+columns, and what is here holds the documents that still have tokens to place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
 from ..records import Documents, Rows
+from .carried import from_plain, to_plain
 from .packers import PACKERS, Choice
 from .render import render
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packing:
+    """How rows are made. ``padding_id``: the input of padding."""
+
+    algorithm: str
+    label_shift: str
+    seq_len: int
+    padding_id: int
+
+    def usable(self, documents: Documents) -> int:
+        """Tokens of ``documents`` that can be an input: within documents, all of a document but its last."""
+        return len(documents.ids) if self.label_shift == "sequence" else documents.num_inputs
+
+
 class Pack:
-    """One lane's packing. Conserved: tokens in = inputs of rows + last + unused + carried.
+    """One lane's packing. Conserved: tokens in = inputs of rows + last + unused + held.
 
     ``last_tokens``: tokens so far that are a label and no input. ``unused_tokens``: those that are neither; a
     document, or a lane's end, of one token has nothing to predict.
     """
 
-    def __init__(self, algorithm: str, label_shift: str, padding_id: int, seq_len: int, carry: Documents) -> None:
-        self.carry = carry
+    def __init__(self, packing: Packing, held: Documents) -> None:
+        self.held = held
         self.last_tokens = self.unused_tokens = 0
-        self._padding_id, self._seq_len = padding_id, seq_len
-        self._packer = PACKERS[algorithm](seq_len, label_shift, np.diff(carry.offsets))
+        self._packing = packing
+        self._packer = PACKERS[packing.algorithm](packing.seq_len, packing.label_shift, np.diff(held.offsets))
+
+    @classmethod
+    def carried(cls, packing: Packing, carry: Any, names: Sequence[str]) -> Pack:
+        """A packer that goes on from its ``carry``, None for nothing. Raises ``ValueError`` if that is none."""
+        return cls(packing, Documents.empty() if carry is None else from_plain(carry, names))
+
+    def carry(self, names: Sequence[str]) -> Any:
+        """What is held, as plain values; None for nothing. ``names``: of the sources."""
+        return to_plain(self.held, names) if len(self.held) else None
 
     def add(self, documents: Documents) -> Rows:
         """All rows that are now full."""
         choice = self._packer.add(np.diff(documents.offsets))
-        return self._placed(Documents.join(self.carry, documents), choice)
+        return self._placed(Documents.join(self.held, documents), choice)
 
     def flush(self) -> Rows:
-        """What must leave where a segment ends; the rest is carried."""
-        return self._placed(self.carry, self._packer.flush())
+        """What must leave where a segment ends; the rest is held."""
+        return self._placed(self.held, self._packer.flush())
 
     def finish(self) -> Rows:
         """Everything left, the last row padded; the end of a finite stream."""
-        return self._placed(self.carry, self._packer.finish())
+        return self._placed(self.held, self._packer.finish())
 
     def _placed(self, documents: Documents, choice: Choice) -> Rows:
-        rows = render(documents, choice.placement, self._padding_id, self._seq_len)
-        self.carry = documents.select(choice.kept, choice.used)
-        dropped = len(documents.ids) - len(self.carry.ids) - int(choice.placement[:, 4].sum())
+        rows = render(documents, choice.placement, self._packing.padding_id, self._packing.seq_len)
+        self.held = documents.select(choice.kept, choice.used)
+        dropped = len(documents.ids) - len(self.held.ids) - int(choice.placement[:, 4].sum())
         self.unused_tokens += choice.unused
         self.last_tokens += dropped - choice.unused
         return rows

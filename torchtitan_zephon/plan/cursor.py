@@ -1,8 +1,7 @@
-"""The list of chunks of one lane, as a pure function of a small cursor.
+"""Which chunk of a source is a lane's next, as a pure function of a small cursor.
 
-What flows in: a cursor (for each source: runs finished, chunks done in the current run, tokens
-scheduled). What flows out: the next chunk and the cursor after it. No reading happens here: a whole
-job can be planned on paper.
+What flows in: a cursor (for each source: runs finished, chunks done in the current run) and a source. What flows out:
+the source's next chunk and the cursor behind it. Nothing is read here, so a whole job can be planned on paper.
 
 Which runs of a source are the lane's own is said by ``Endless`` (a repeating stream) or ``Dealt``
 (one pass). The lane's first chunk is taken in two parts, so that the lane begins as one that has been
@@ -19,21 +18,14 @@ import numpy as np
 
 from . import keyed
 from .chunking import Chunk, ChunkTable
-from .mixture import Begin, Mixture
+from .mixture import Begin
 
 
 class Cursor(NamedTuple):
-    """A place in a lane's plan; each field has one integer a source."""
+    """A place in a lane's runs; each field has one integer a source."""
 
     runs: tuple[int, ...]
     chunks: tuple[int, ...]
-    scheduled_tokens: tuple[int, ...]
-
-    @classmethod
-    def start(cls, num_sources: int) -> Cursor:
-        """The beginning of the stream."""
-        zeros = (0,) * num_sources
-        return cls(zeros, zeros, zeros)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +41,12 @@ class Endless:
     num_runs: int
     order_key: int | None
 
-    def run(self, taken: int) -> tuple[int, int] | None:
-        """Epoch and number of the run behind the first ``taken``; never None."""
+    def has(self, taken: int) -> bool:
+        """Always."""
+        return True
+
+    def run(self, taken: int) -> tuple[int, int]:
+        """Epoch and number of the run behind the first ``taken``."""
         epoch, i = divmod(self.first + self.lanes * taken, self.num_runs)
         if self.order_key is None:
             return epoch, i
@@ -63,20 +59,22 @@ class Dealt:
 
     runs: np.ndarray
 
-    def run(self, taken: int) -> tuple[int, int] | None:
-        """Epoch 0 and the number of the run behind the first ``taken``; None behind the last."""
-        return (0, int(self.runs[taken])) if taken < len(self.runs) else None
+    def has(self, taken: int) -> bool:
+        """Whether there is a run behind the first ``taken``."""
+        return taken < len(self.runs)
+
+    def run(self, taken: int) -> tuple[int, int]:
+        """Epoch 0 and the number of the run behind the first ``taken``."""
+        return 0, int(self.runs[taken])
 
 
 @dataclass(frozen=True, slots=True)
-class LanePlan:
-    """All that decides the chunks of ``lane``. One a source: ``tables``, ``runs``, ``tokens_per_mib`` (measured)."""
+class LaneRuns:
+    """The chunks of ``lane``. One a source: ``tables`` and ``runs``."""
 
     lane: int
     tables: tuple[ChunkTable, ...]
     runs: tuple[Endless | Dealt, ...]
-    tokens_per_mib: tuple[int, ...]
-    mixture: Mixture
     begin: Begin
 
     @property
@@ -84,31 +82,34 @@ class LanePlan:
         """Whether the lane is endless."""
         return all(isinstance(runs, Endless) for runs in self.runs)
 
-    def next(self, cursor: Cursor) -> tuple[Chunk, Cursor] | None:
-        """The chunk at ``cursor`` and the cursor behind it; None once a finite plan is done."""
-        runs = [runs.run(taken) for runs, taken in zip(self.runs, cursor.runs, strict=True)]
-        if cursor.runs == cursor.chunks == (0,) * len(runs) and runs[self.begin.source] is not None:
-            s = self.begin.source
-        else:
-            s = self.mixture.next_source(cursor.scheduled_tokens, [run is not None for run in runs])
-        if (found := runs[s] if s >= 0 else None) is None:
-            return None
-        chunk, last = self._chunk(s, *found, cursor)
-        tokens = max(1, chunk.num_bytes * self.tokens_per_mib[s] >> 20)
+    @property
+    def start(self) -> Cursor:
+        """The beginning of the stream."""
+        zeros = (0,) * len(self.runs)
+        return Cursor(zeros, zeros)
+
+    def alive(self, cursor: Cursor) -> list[bool]:
+        """Which sources have a chunk at ``cursor``."""
+        return [runs.has(taken) for runs, taken in zip(self.runs, cursor.runs, strict=True)]
+
+    def take(self, cursor: Cursor, s: int) -> tuple[Chunk, Cursor]:
+        """The chunk of source ``s`` at ``cursor``, and the cursor behind it."""
+        chunk, last = self._chunk(s, *self.runs[s].run(cursor.runs[s]), cursor)
         return chunk, Cursor(
-            _with(cursor.runs, s, cursor.runs[s] + last),
-            _with(cursor.chunks, s, 0 if last else cursor.chunks[s] + 1),
-            _with(cursor.scheduled_tokens, s, cursor.scheduled_tokens[s] + tokens),
+            replaced(cursor.runs, s, cursor.runs[s] + last),
+            replaced(cursor.chunks, s, 0 if last else cursor.chunks[s] + 1),
         )
 
     def holds(self, cursor: Cursor) -> bool:
-        """Whether the plan has the run and the chunk of every source at which ``cursor`` stands."""
-        for s, runs in enumerate(self.runs):
-            found, k = runs.run(cursor.runs[s]), cursor.chunks[s]
-            if found is None:
-                if k or (cursor.runs[s] and runs.run(cursor.runs[s] - 1) is None):
+        """Whether there is a run and a chunk of every source at which ``cursor`` stands."""
+        for s, (runs, taken, k) in enumerate(zip(self.runs, cursor.runs, cursor.chunks, strict=True)):
+            if not runs.has(taken):
+                if k or (taken and not runs.has(taken - 1)):
                     return False
-            elif k > self.tables[s].run_chunks or any(self._chunk(s, *found, _at(cursor, s, i))[1] for i in range(k)):
+            elif k > self.tables[s].run_chunks or any(
+                self._chunk(s, *runs.run(taken), cursor._replace(chunks=replaced(cursor.chunks, s, i)))[1]
+                for i in range(k)
+            ):
                 return False  # a run's first chunk may be in two parts, and its last one ends it
         return True
 
@@ -124,11 +125,6 @@ class LanePlan:
         return self.tables[s].chunk(epoch, run, k + 1 - len(parts))
 
 
-def _at(cursor: Cursor, s: int, k: int) -> Cursor:
-    """``cursor`` at chunk ``k`` of the run of source ``s``."""
-    return cursor._replace(chunks=_with(cursor.chunks, s, k))
-
-
 def lane_offsets(seed: int, names: Sequence[str], lanes: int) -> tuple[int, ...]:
     """The lane that gets run 0 of each source: another for each, or small sources would all begin at lane 0."""
     return tuple(keyed.below(keyed.key(seed, "offset", name), 0, lanes) for name in names)
@@ -139,5 +135,6 @@ def order_keys(seed: int, names: Sequence[str]) -> tuple[int, ...]:
     return tuple(keyed.key(seed, "order", name) for name in names)
 
 
-def _with(values: tuple[int, ...], s: int, value: int) -> tuple[int, ...]:
+def replaced(values: tuple[int, ...], s: int, value: int) -> tuple[int, ...]:
+    """``values`` with another at ``s``."""
     return (*values[:s], value, *values[s + 1 :])

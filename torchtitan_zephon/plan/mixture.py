@@ -1,8 +1,9 @@
 """Which source feeds a lane's next chunk, so that shares of *tokens* follow the weights.
 
-What flows in: tokens scheduled so far per source. What flows out: the index of the next source.
-Stride scheduling (Waldspurger and Weihl, 1995): source s is due at virtual time
-``(phase + scheduled) / weight``; the earliest goes first. Of two sources, each is within one chunk
+What flows in: by how many tokens each source is ahead of its target. What flows out: the index of the next source.
+A source's target is its part, by weight, of the tokens of the lane. The source that is furthest behind it for its
+weight goes first. With constant weights this is stride scheduling (Waldspurger and Weihl, 1995): source s is due at
+virtual time ``(phase + tokens) / weight``; the earliest goes first. Of two sources, each is within one chunk
 of its share in any prefix of a lane; a heavy source beside many light ones can be off by more
 (4.6 chunks for 0.9 beside ten of 0.01), since all the light ones may be due at once.
 Every lane begins as if it had been under way for a while (``Begin``, ``lane_phases``): the sources that
@@ -10,16 +11,17 @@ the lanes begin with are in proportion to the weights, or the first batches woul
 All arithmetic is on integers.
 
 >>> mixture = Mixture((3, 1), phases=(0, 0))
->>> scheduled, order = [0, 0], []
+>>> ahead, order = [0, 0], []
 >>> for _ in range(8):
-...     source = mixture.next_source(scheduled, (True, True))
-...     order.append(source); scheduled[source] += 100
+...     source = mixture.next_source(ahead, (True, True))
+...     order.append(source); ahead[source] += 100
 >>> order
 [0, 1, 0, 0, 0, 1, 0, 0]
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,15 +39,28 @@ class Mixture:
     weights: tuple[int, ...]
     phases: tuple[int, ...]
 
-    def next_source(self, scheduled: Sequence[int], alive: Sequence[bool]) -> int:
-        """Index of the source due first, ties to the lower index; -1 if none is alive."""
+    def next_source(self, ahead: Sequence[int], alive: Sequence[bool]) -> int:
+        """Index of the source due first, ties to the lower index; -1 if none is alive.
+
+        ``ahead``: tokens of each source less its target, which need be right only up to a multiple of the weights.
+        """
         best, best_due = -1, 0
         for s, weight in enumerate(self.weights):
             if alive[s]:
-                due = (self.phases[s] + scheduled[s]) * _SCALE // weight
+                due = (self.phases[s] + ahead[s]) * _SCALE // weight
                 if best < 0 or due < best_due:
                     best, best_due = s, due
         return best
+
+    def targets(self, tokens: int) -> tuple[int, ...]:
+        """``tokens`` divided by weight, one whole number a source; they add up to ``tokens``.
+
+        >>> Mixture((2, 1), phases=(0, 0)).targets(10)
+        (6, 4)
+        """
+        cumulative = [0, *itertools.accumulate(self.weights)]
+        ends = [tokens * c // cumulative[-1] for c in cumulative]
+        return tuple(end - begin for begin, end in itertools.pairwise(ends))
 
 
 def integer_weights(weights: Mapping[str, float]) -> tuple[int, ...]:

@@ -19,16 +19,18 @@ from collections import deque
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import cast
 
 from ..changes import recipe_changes
 from ..errors import SourceError, ZephonError
 from ..ledger import LaneEntry, LedgerWriter
+from ..ops.tokenize import Backend
 from ..plan.layout import Layout
 from ..program import Program, compile_program
-from ..state import Snapshot, decode_stream, listed
+from ..state import Snapshot, listed
+from .engine import LaneEngine
 from .messages import Ended, Failed, FromLoader, Ready, Said, Save, Saved, Setup, Taken
 from .ring import SLOTS, Ring
-from .stream import RankStream
 
 
 def serve(trainer: Connection, memory: int) -> None:
@@ -141,16 +143,16 @@ class _Loader:
     def _deliver(self, setup: Setup) -> None:
         program = _compiled(setup)  # what there is to say of it the trainer has said: it compiled the same
         _Forward(self).begin()
-        stream = RankStream(program, setup.layout, setup.settings, open_ledger=self._open_ledger)
-        stream.load_state_dict(setup.state)
+        engine = LaneEngine(program, setup.layout, setup.settings, setup.at, self._open_ledger)
+        engine.begin()
         ring = Ring(self._memory, setup.layout.local_batch_size, setup.seq_len)
-        while (part := stream.next_part()) is not None:
+        while (part := engine.next_part()) is not None:
             slot = self._free.get()
             ring.write(slot, part)
-            if not stream.waiting:
-                self.keep(stream.snapshot())
-            self.send(Ready(slot, stream.step, stream.waiting, stream.figures))
-        self.send(Ended(stream.snapshot(), stream.figures))
+            if not engine.waiting:
+                self.keep(engine.snapshot())
+            self.send(Ready(slot, engine.step, engine.waiting, engine.figures))
+        self.send(Ended(engine.snapshot(), engine.figures))
 
     def _open_ledger(self, folder: Path, layout: Layout, source_names: tuple[str, ...]) -> LedgerWriter:
         self._ledger = _HeldLedger(folder, layout, source_names)
@@ -159,8 +161,9 @@ class _Loader:
 
 def _compiled(setup: Setup) -> Program:
     """The trainer's program, compiled once more. Raises ``SourceError`` if it is another one by now."""
-    program = compile_program(setup.recipe, setup.seq_len, setup.tokenizer, setup.functions)
-    stream = decode_stream(setup.state["stream"])
+    stream = setup.at.stream
+    backend = cast(Backend, stream.tokenizer_backend)
+    program = compile_program(setup.recipe, setup.seq_len, setup.tokenizer, setup.functions, backend)
     if changes := recipe_changes(stream.recipe, program.identity):
         raise SourceError(
             "the data changed between the start of the job and that of its loader's process (field: at the start -> "

@@ -6,8 +6,12 @@ numbers cannot be. A state that is accepted may still be another one than was sa
 
 from __future__ import annotations
 
+from typing import Any
+
+from ..lane.stages import PACK
+from ..ops.carried import from_plain
+from ..plan.segments import SourcePlace
 from ..program import Program
-from ..records import Documents
 from ..sealed import damaged
 from ..state import NO_DIGEST, LaneState, StreamState
 
@@ -27,48 +31,55 @@ def check_stream(stream: StreamState, program: Program) -> None:
         )
     if rates is None and stream.step:
         raise damaged(_STREAM, f"tokens_per_mib is null at step {stream.step}, and is measured before the first")
-    if rates is not None and (len(rates) != len(program.names) or not all(rates)):
-        raise damaged(_STREAM, f"tokens_per_mib = {list(rates)} is not one number above 0 for each source")
+    if rates is not None and (rates.keys() != set(program.names) or not all(rates.values())):
+        raise damaged(_STREAM, f"tokens_per_mib = {rates} is not one number above 0 for each source")
     if counted is not None and (recipe.repeat or len(counted) != recipe.lanes):
         raise damaged(_STREAM, "pass_sequences is not one number for each lane of a stream that ends")
 
 
 def check_lane(lane: LaneState, program: Program) -> None:
     """Raise ``StateError`` unless the numbers of a lane fit together."""
-    start, cursor = lane.start, lane.start.cursor
+    start, places = lane.start, lane.start.sources.values()
     before = lane.sequences - lane.delivered
-    moved = [bool(runs or chunks) for runs, chunks in zip(cursor.runs, cursor.chunks, strict=True)]
-    columns = list(zip(moved, cursor.runs, cursor.chunks, cursor.scheduled_tokens, start.tokens, strict=True))
     fits = {
         f"delivered = {lane.delivered} is more than sequences = {lane.sequences}": before >= 0,
-        f"segment = {start.segment} begins behind {before} sequences": start.segment <= before,
-        f"segment = {start.segment} begins where no chunk was read": any(moved) or not start.segment,
+        f"segment = {start.segment} begins where no chunk was read": any(map(_moved, places)) or not start.segment,
         "segment 0 does not begin at the beginning": start.segment > 0
-        or not (before or any(moved) or len(start.carry.ids)),
-        "scheduled_tokens are not those of its runs and chunks": all(
-            scheduled >= runs + chunks and moved == bool(scheduled) for moved, runs, chunks, scheduled, _ in columns
+        or not (before or any(map(any, places)) or start.carries),
+        "bytes or tokens were read of a source that no chunk was read of": all(
+            _moved(p) or not (p.all_bytes or p.all_tokens or p.last_scheduled) for p in places
         ),
-        "tokens were read of a source that no chunk was read of": all(moved or not n for moved, *_, n in columns),
+        "last_bytes were planned and no token": all(p.last_scheduled or not p.last_bytes for p in places),
+        "in segment 1 there is no segment before the last": start.segment != 1
+        or not any(p.tokens or p.num_bytes or p.target for p in places),
         "segment_digest and the sequences before the segment disagree": (start.digest == NO_DIGEST) == (before == 0),
         "digest and delivered disagree": (lane.digest == start.digest) == (lane.delivered == 0),
-        "source_digests and delivered disagree": lane.delivered > 0 or not any(lane.source_digests),
-        "its carry cannot be one of this recipe": _carry_fits(start.carry, program),
+        "source_digests and delivered disagree": lane.delivered > 0 or not any(lane.source_digests.values()),
+        "its carry cannot be one of this recipe": start.carries.keys() <= {PACK}
+        and (PACK not in start.carries or _carry_fits(start.carries[PACK], program)),
     }
     for why, fit in fits.items():
         if not fit:
             raise damaged(f"the state of lane {lane.lane}", why)
 
 
-def _carry_fits(carry: Documents, program: Program) -> bool:
-    """Whether ``carry`` is less than a row of tokens of this vocabulary and from these files."""
-    if not len(carry.ids):
-        return True
+def _moved(place: SourcePlace) -> bool:
+    return bool(place.runs or place.chunks)
+
+
+def _carry_fits(plain: Any, program: Program) -> bool:
+    """Whether a carry is less than a row of tokens of this vocabulary and from these files."""
+    try:
+        carry = from_plain(plain, program.names)
+    except ValueError:
+        return False
     recipe = program.recipe
     length = len(carry.ids) - 1 if recipe.label_shift == "sequence" else carry.num_inputs
     shards = [len(source.reader.manifest.shards) for source in program.sources]
     return (
         recipe.pack == "wrap"
+        and len(carry) > 0
         and length < program.seq_len
         and int(carry.ids.max()) <= program.tokenize.largest_id()
-        and all(source < len(shards) and shard < shards[source] for source, shard, *_ in carry.origin.tolist())
+        and all(shard < shards[source] for source, shard, *_ in carry.origin.tolist())
     )

@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 
+from ..config import RunSettings
 from ..errors import ConfigError
-from ..lane import Lane
-from ..plan.chunking import Chunk
+from ..lane.machine import Lane
 from ..plan.layout import Layout
 from ..program import Program
-from ..records import Packet
 from ..state import recipe_hash
 from .agree import Exchange, alone, gather
-from .pool import Pool
-from .waiting import wait_for
+from .fetch import Fetch
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +31,7 @@ _counted: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
 
 
 def count_pass(
-    program: Program, tokens_per_mib: tuple[int, ...], layout: Layout, workers: int, exchange: Exchange
+    program: Program, tokens_per_mib: tuple[int, ...], layout: Layout, settings: RunSettings, exchange: Exchange
 ) -> tuple[int, ...]:
     """Sequences of every lane in one pass. A rank counts its own lanes, and all if it has nobody to ask.
 
@@ -45,7 +41,7 @@ def count_pass(
     known = _known(program, tokens_per_mib)
     if any(n not in known for n in lanes):
         own = lanes if exchange is alone else layout.own_lanes
-        for found in gather(exchange, lambda: count_sequences(program, tokens_per_mib, own, workers)):
+        for found in gather(exchange, lambda: count_sequences(program, tokens_per_mib, own, settings)):
             known.update({int(n): count for n, count in found.items()})
         if layout.dp_rank == 0 and (text := unlike([known[n] for n in lanes], layout.lane_sequences)):
             logger.warning("zephon: %s", text)
@@ -70,19 +66,19 @@ def unlike(counts: Sequence[int], lane_sequences: int) -> str | None:
 
 
 def count_sequences(
-    program: Program, tokens_per_mib: tuple[int, ...], lanes: Iterable[int], workers: int
+    program: Program, tokens_per_mib: tuple[int, ...], lanes: Iterable[int], settings: RunSettings
 ) -> dict[int, int]:
     """Sequences of each of ``lanes`` in one pass of a finite stream. Raises ``ConfigError`` if it repeats."""
     if program.recipe.repeat:
         raise ConfigError("a repeating stream has no last step.")
     known = _known(program, tokens_per_mib)
     if new := [n for n in lanes if n not in known]:
-        pool = Pool(workers)
+        machines = [Lane(of_lane) for of_lane in program.lanes(new, tokens_per_mib).values()]
+        fetch = Fetch(program, machines, settings)
         try:
-            for n, lane in program.lanes(new, tokens_per_mib).items():
-                known[n] = _count_lane(Lane(lane), program, pool, 2 * workers)
+            known.update({lane.number: _count_lane(lane, fetch) for lane in machines})
         finally:
-            pool.close()
+            fetch.close()
     return {n: known[n] for n in lanes}
 
 
@@ -90,15 +86,11 @@ def _known(program: Program, tokens_per_mib: tuple[int, ...]) -> dict[int, int]:
     return _counted.setdefault((recipe_hash(program.identity), tokens_per_mib), {})
 
 
-def _count_lane(lane: Lane, program: Program, pool: Pool, depth: int) -> int:
-    work: deque[tuple[Future[Packet], Chunk]] = deque()
-    count = 0
-    while True:
-        while len(work) < depth and (chunk := lane.plan_chunk()) is not None:
-            work.append((pool.submit(program.work, chunk), chunk))
-        if not work:
-            return count + lane.ready
-        lane.arrived(wait_for(*work.popleft(), program, pool))
-        while lane.ready:
-            lane.take()
-            count += 1
+def _count_lane(lane: Lane, fetch: Fetch) -> int:
+    fetch.active, count = [lane], 0
+    fetch.read_on(lane)
+    while not lane.dry:
+        lane.take()
+        count += 1
+        fetch.read_on(lane)
+    return count

@@ -32,7 +32,7 @@ class Setup:
     functions: tuple[Function, ...]
     layout: Layout
     settings: RunSettings
-    state: dict[str, Any]
+    at: Snapshot
 
 
 class Taken(NamedTuple):

@@ -1,6 +1,6 @@
 """A pool of worker threads that ends with the program, whatever is still queued.
 
-What flows in: calls. What flows out: their futures; the caller keeps them in order, so a slow
+What flows in: calls, each about a chunk. What flows out: their futures; the caller keeps them in order, so a slow
 worker delays but never reorders. Conserved: submitted = queued + running + done.
 ``concurrent.futures`` would finish its whole queue at interpreter exit (seconds of tokenising
 for nothing); these threads look up once a second whether the main thread is still there.
@@ -8,6 +8,7 @@ for nothing); these threads look up once a second whether the main thread is sti
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -24,6 +25,8 @@ GRACE_S = 10.0
 logger = logging.getLogger(__name__)
 
 _Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
+_Queued = tuple[int, int, "_Call | None"]
+"""In the order in which they are run: first what is urgent, then as submitted."""
 _Busy = tuple[float, tuple[Any, ...]]
 
 
@@ -32,13 +35,14 @@ class Pool:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._calls: queue.PriorityQueue[_Queued] = queue.PriorityQueue()
+        self._numbers = itertools.count()
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
         self._busy: list[_Busy | None] = [None] * workers
 
-    def submit(self, call: Callable[..., T], *args: Any) -> Future[T]:
-        """Queue ``call(*args)``."""
+    def submit(self, call: Callable[..., T], *args: Any, urgent: bool = False) -> Future[T]:
+        """Queue ``call(*args)``, before all that is not ``urgent`` if it is."""
         assert not self._closed.is_set()
         if not self._threads:
             self._threads = [
@@ -48,7 +52,7 @@ class Pool:
             for thread in self._threads:
                 thread.start()
         future: Future[T] = Future()
-        self._calls.put((future, call, args))
+        self._calls.put((0 if urgent else 1, next(self._numbers), (future, call, args)))
         return future
 
     def busy(self) -> list[_Busy]:
@@ -63,7 +67,7 @@ class Pool:
         """
         self._closed.set()
         for _ in self._threads:
-            self._calls.put(None)
+            self._calls.put((0, next(self._numbers), None))
         end = time.monotonic() + GRACE_S
         others = [thread for thread in self._threads if thread is not threading.current_thread()]
         for thread in others:
@@ -77,16 +81,14 @@ class Pool:
         self._threads = []
 
 
-def _run(
-    calls: queue.SimpleQueue[_Call | None], closed: threading.Event, busy: list[_Busy | None], number: int
-) -> None:
+def _run(calls: queue.PriorityQueue[_Queued], closed: threading.Event, busy: list[_Busy | None], number: int) -> None:
     def ended() -> bool:
         return closed.is_set() or not threading.main_thread().is_alive()
 
     stop_waiting_when(ended)
     while not ended():
         try:
-            item = calls.get(timeout=_LOOK_UP_S)
+            _, _, item = calls.get(timeout=_LOOK_UP_S)
         except queue.Empty:
             continue
         if item is None:

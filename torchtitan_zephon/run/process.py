@@ -33,118 +33,87 @@ from ..plan.layout import Layout
 from ..program import Program
 from ..read.records import Function
 from ..records import Batch, Figures, Rows
-from ..state import Snapshot
-from .agree import Exchange, alone
-from .failure import DIED, Failure
+from ..state import Snapshot, StreamState
+from .failure import DIED
 from .messages import Ended, Failed, FromLoader, Ready, Said, Save, Saved, Setup, Taken
 from .ring import allocate
-from .stream import RankStream
 
 BOOT = Path(__file__).resolve().with_name("boot.py")
 _LOOK_UP_S = 1.0
 _GRACE_S = 5.0
 
 
-def open_stream(
-    program: Program, layout: Layout, settings: RunSettings, *, first_step: int = 0, exchange: Exchange = alone
-) -> RankStream:
-    """The stream of one rank, run as ``settings.runner`` says. Raises ``ConfigError`` if it cannot be."""
-    kind = ProcessStream if settings.runner == "process" else RankStream
-    return kind(program, layout, settings, first_step=first_step, exchange=exchange)
+class ChildEngine:
+    """The engine in a child process: what is here is the trainer's place in the stream."""
 
-
-class ProcessStream(RankStream):
-    """A ``RankStream`` whose engine is a child: what is here is the trainer's place in the stream."""
-
-    def __init__(
-        self,
-        program: Program,
-        layout: Layout,
-        settings: RunSettings,
-        *,
-        first_step: int = 0,
-        exchange: Exchange = alone,
-    ) -> None:
-        super().__init__(program, layout, settings, first_step=first_step, exchange=exchange)
-        if not hasattr(os, "memfd_create"):
-            raise ConfigError(f'runner = "process" needs Linux, and this is {sys.platform}; use runner = "thread".')
-        for function in program.functions:
-            check_function(function)
-        self._child: Child | None = None
-        self._end_child: Callable[[], Any] = lambda: None
-        self._waiting = 0
-        self._figures: Figures | None = None
-        self._end: Snapshot | None = None
-
-    def _hand_out(self) -> Batch | None:
-        if self._ended:
-            return None
-        if self._child is None:
-            self._child = self._start_child()
-            self._end_child = weakref.finalize(self, self._child.close)
-        message = self._child.receive()
-        if isinstance(message, Failed):
-            raise message.rebuilt()
-        if isinstance(message, Ended):
-            self._end, self._figures = message.snapshot, message.figures
-            return None
-        batch = Batch.of_rows(self._child.take(message), message.step)
-        self._step, self._waiting, self._figures = message.step, message.waiting, message.figures
-        return batch
-
-    def _place(self) -> dict[str, Any] | str:
-        if self._child is None or not self.begun:  # nothing was taken from the child: the place is where it began
-            return super()._place()
-        return self._child.place(self._step)
-
-    def _start_child(self) -> Child:
-        """Measure and count here, where both are kept for the next child; the child begins where this stream stands."""
-        program = self.program
-        self._measure()
-        setup = Setup(
+    def __init__(self, program: Program, layout: Layout, settings: RunSettings, at: Snapshot) -> None:
+        """``at``: where to begin, with the estimate, and of a finite stream the counts."""
+        self._at = at
+        self._setup = Setup(
             recipe=program.recipe,
             seq_len=program.seq_len,
             tokenizer=program.tokenize.spec,
             functions=program.functions,
-            layout=self.layout,
-            settings=self.settings,
-            state=self.snapshot().encode(),
+            layout=layout,
+            settings=settings,
+            at=at,
         )
-        return Child(setup)
+        self._child: Child | None = None
+        self._close: Callable[[], Any] = lambda: None
+        self._last: Ready | Ended | None = None
 
-    def _rest(self) -> None:
-        self._end_child()
+    @property
+    def step(self) -> int:
+        return self._last.step if isinstance(self._last, Ready) else self._stream().step
 
-    def _drop(self) -> None:
-        super()._drop()
-        self._child, self._waiting, self._figures, self._end = None, 0, None, None
+    def _stream(self) -> StreamState:
+        return (self._last.snapshot if isinstance(self._last, Ended) else self._at).stream
 
     @property
     def waiting(self) -> int:
-        """Local batches of the step at hand that are still to be handed out."""
-        return self._waiting
-
-    @property
-    def begun(self) -> bool:
-        """Whether the first batch was handed out."""
-        return self._figures is not None
+        return self._last.waiting if isinstance(self._last, Ready) else 0
 
     @property
     def figures(self) -> Figures | None:
-        """What this rank's lanes had read and given when the step at hand was made."""
-        return self._figures
+        """When the step at hand was made."""
+        return None if self._last is None else self._last.figures
 
-    def _encoded(self) -> dict[str, Any]:
-        if self._end is not None:
-            return self._end.encode()
-        if self._child is None:
-            return super()._encoded()
-        try:
-            return self._child.save(self._step)
-        except BaseException as error:
-            self._failure = Failure(error, DIED)
-            self._drop()
-            raise
+    def begin(self) -> None:
+        """Start the child, which replays by itself."""
+        self._child = Child(self._setup)
+        self._close = weakref.finalize(self, self._child.close)
+
+    def next(self) -> Batch | None:
+        assert self._child is not None
+        if isinstance(self._last, Ended):
+            return None
+        message = self._child.receive()
+        if isinstance(message, Failed):
+            raise message.rebuilt()
+        if isinstance(message, Ended):
+            self._last = message
+            return None
+        batch = Batch.of_rows(self._child.take(message), message.step)
+        self._last = message
+        return batch
+
+    def save(self) -> dict[str, Any]:
+        if not isinstance(self._last, Ready):
+            return self._place_known()
+        assert self._child is not None
+        return self._child.save(self._last.step)
+
+    def place(self, step: int) -> dict[str, Any] | str:
+        if self._child is None or not isinstance(self._last, Ready):
+            return self._place_known()
+        return self._child.place(step)
+
+    def _place_known(self) -> dict[str, Any]:
+        """The end, or, if nothing was taken from the child, the place where it began."""
+        return (self._last.snapshot if isinstance(self._last, Ended) else self._at).encode()
+
+    def close(self) -> None:
+        self._close()
 
 
 class Child:
@@ -274,6 +243,14 @@ def _start(socket: int, memory: int, layout: Layout) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-u", "-P", *arguments], stdin=subprocess.DEVNULL, pass_fds=(socket, memory)
     )
+
+
+def check_process(program: Program) -> None:
+    """Raise ``ConfigError`` unless a child process can run ``program``."""
+    if not hasattr(os, "memfd_create"):
+        raise ConfigError(f'runner = "process" needs Linux, and this is {sys.platform}; use runner = "thread".')
+    for function in program.functions:
+        check_function(function)
 
 
 def check_function(function: Function) -> None:

@@ -19,7 +19,7 @@ from ..state import (
     NEW_STREAM,
     OLDER_STEP,
     LaneState,
-    StreamState,
+    Snapshot,
     check_recipe,
     check_strays,
     decode_lane,
@@ -30,10 +30,8 @@ from ..state import (
 from .consistent import check_lane, check_stream
 
 
-def decode_state(
-    state: Any, program: Program, layout: Layout, settings: RunSettings
-) -> tuple[StreamState, dict[int, LaneState]]:
-    """Everything that can be wrong with a state, found before anything here changes."""
+def decode_state(state: Any, program: Program, layout: Layout, settings: RunSettings) -> Snapshot:
+    """The place in ``state``. Everything that can be wrong with a state, found before anything here changes."""
     if not isinstance(state, Mapping):
         raise StateError(
             f"the checkpoint's loader state is a {type(state).__name__}, not a table, so it was not made by "
@@ -63,7 +61,7 @@ def decode_state(
                 f"the checkpoint holds no state of lane {n}, which this rank owns; it was saved "
                 f"incompletely. {OLDER_STEP}"
             )
-        lanes[n] = decode_lane(state["lane"][lane_key(n)], n, len(program.names))
+        lanes[n] = decode_lane(state["lane"][lane_key(n)], n, program.names)
         if lanes[n].sequences != stream.lane_sequences:
             raise StateError(
                 f"lane {n} stands at sequence {lanes[n].sequences}, but step {stream.step} ends at "
@@ -71,10 +69,11 @@ def decode_state(
             )
         check_lane(lanes[n], program)
     if program.recipe.repeat and stream.tokens_per_mib is not None:  # else a lane finds it when it is built
-        for n, lane in program.lanes(lanes, stream.tokens_per_mib).items():
-            if not lane.plan.holds(lanes[n].start.cursor):
+        rates = [stream.tokens_per_mib[name] for name in program.names]
+        for n, lane in program.lanes(lanes, rates).items():
+            if not lane.plan.holds(tuple(lanes[n].start.sources.values())):
                 raise no_such_place(n)
-    return stream, lanes
+    return Snapshot(stream, tuple(lanes.values()))
 
 
 def on_backend(before: str, program: Program, settings: RunSettings) -> Program:

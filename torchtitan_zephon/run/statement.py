@@ -108,7 +108,7 @@ def _version(package: str) -> str:
 
 def _estimate(names: tuple[str, ...], stream: StreamState) -> Table:
     assert stream.tokens_per_mib is not None
-    return _tokens_per_mib(names, stream.tokens_per_mib)
+    return _tokens_per_mib(names, tuple(stream.tokens_per_mib[name] for name in names))
 
 
 def _tokens_per_mib(names: tuple[str, ...], measured: tuple[int, ...]) -> Table:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from ..plan.chunking import Chunk
 from ..program import Program
-from ..records import Packet
 from .pool import Pool
 
+T = TypeVar("T")
 SAY_AFTER_S = 60.0
 logger = logging.getLogger(__name__)
 
 
-def wait_for(future: Future[Packet], chunk: Chunk, program: Program, pool: Pool) -> Packet:
-    """The tokens of ``chunk``, in work as ``future``."""
+def wait_for(future: Future[T], chunk: Chunk, program: Program, pool: Pool) -> T:
+    """What a worker makes of ``chunk``, in work as ``future``."""
     began, after = time.monotonic(), SAY_AFTER_S
     while not future.done():
         try:
@@ -32,12 +33,12 @@ def wait_for(future: Future[Packet], chunk: Chunk, program: Program, pool: Pool)
     return future.result()
 
 
-def _wait_text(seconds: float, future: Future[Packet], chunk: Chunk, program: Program, pool: Pool) -> str:
+def _wait_text(seconds: float, future: Future[Any], chunk: Chunk, program: Program, pool: Pool) -> str:
     """What is waited for: this chunk, or one that keeps a worker from beginning it."""
     busy = sorted(pool.busy(), key=lambda call: call[0])
     why = ""
     if not future.running() and busy:
-        since, (chunk,) = busy[0]
+        since, (chunk, *_) = busy[0]
         why = f", which has kept a worker busy for {time.monotonic() - since:.3g} s"
     return (
         f"the next batch has been held up for {seconds:.3g} s by {program.sources[chunk.source].where(chunk)}{why}. "

@@ -21,8 +21,8 @@ from torchtitan.tools.logging import logger
 from ..errors import StateError
 from ..metrics import Gauges
 from ..run.agree import agree, alone
-from ..run.process import open_stream
 from ..run.statement import statement
+from ..run.stream import RankStream
 from ..state import NEW_STREAM
 from . import training_began
 from .feed import Feed
@@ -50,7 +50,7 @@ class StreamLoader(BaseDataLoader):
         layout = feed.layout(dp_world_size, dp_rank, local_batch_size)
         exchange = exchange_of_job()
         program = agree(exchange, lambda: feed.program(seq_len, tokenizer), lambda program: statement(program, layout))
-        self.stream = open_stream(program, layout, feed.settings, first_step=feed.first_step, exchange=exchange)
+        self.stream = RankStream(program, layout, feed.settings, first_step=feed.first_step, exchange=exchange)
         self.gauges = Gauges(self.stream)
         if dp_rank == 0:
             logger.info(
