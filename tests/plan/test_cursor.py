@@ -10,15 +10,16 @@ from hypothesis import given, strategies as st
 
 from tests.strategies import chunk_tables
 from torchtitan_zephon.plan.chunking import Chunk, ChunkTable, Pieces, cut
-from torchtitan_zephon.plan.cursor import Cursor, Dealt, Endless, LanePlan, lane_offsets, order_keys
+from torchtitan_zephon.plan.cursor import Dealt, Endless, LaneRuns, lane_offsets, order_keys
 from torchtitan_zephon.plan.keyed import permutation
 from torchtitan_zephon.plan.mixture import Begin, Mixture
+from torchtitan_zephon.plan.segments import LanePlan
 
 
 def plan_of(
     tables: list[ChunkTable], lane: int, lanes: int, *, repeat: bool, shuffle: bool = True, begin: Begin | None = None
 ) -> LanePlan:
-    """An even mixture of ``tables``, at one token a byte; by default the first chunk is taken whole."""
+    """An even mixture of ``tables`` in one endless segment, a token a byte; by default the first chunk is whole."""
     names = [f"s{i}" for i in range(len(tables))]
     keys = order_keys(5, names)
     runs: list[Endless | Dealt] = []
@@ -30,21 +31,20 @@ def plan_of(
             own = np.arange(first, table.num_runs, lanes)
             runs.append(Dealt(own[permutation(keys[s], len(own))] if shuffle else own))
     return LanePlan(
-        lane=lane,
-        tables=tuple(tables),
-        runs=tuple(runs),
-        tokens_per_mib=(2**20,) * len(tables),
+        runs=LaneRuns(lane, tuple(tables), tuple(runs), begin or Begin(0, 1, 1)),
         mixture=Mixture((1,) * len(tables), (lane,) * len(tables)),
-        begin=begin or Begin(0, 1, 1),
+        tokens_per_mib=(2**20,) * len(tables),
+        segment_tokens=2**62,
+        measured=False,
     )
 
 
 def chunks_of(plan: LanePlan, most: int = 100_000) -> list[Chunk]:
     """The first ``most`` chunks of ``plan``, or all."""
-    cursor, chunks = Cursor.start(len(plan.tables)), []
-    while len(chunks) < most and (step := plan.next(cursor)):
-        chunk, cursor = step
-        chunks.append(chunk)
+    (place, shares), chunks = plan.begin(plan.first()), []
+    while len(chunks) < most and (planned := plan.next(place, shares)):
+        chunks.append(planned.chunk)
+        place = planned.behind
     return chunks
 
 
@@ -127,34 +127,6 @@ def test_the_other_sources_go_on_where_one_has_ended() -> None:
     tables = [jsonl_table(4096 * 2, 1, 0), jsonl_table(4096 * 9, 1, 1)]
     sources = [c.source for c in chunks_of(plan_of(tables, 0, 1, repeat=False))]
     assert sources == [0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1]
-
-
-@given(st.data(), st.integers(1, 4), st.booleans())
-def test_a_plan_goes_on_from_any_cursor_as_if_it_had_not_stopped(data: st.DataObject, lanes: int, repeat: bool) -> None:
-    tables = [data.draw(chunk_tables(s, lanes)) for s in range(2)]
-    plan = plan_of(tables, 0, lanes, repeat=repeat)
-    whole = chunks_of(plan, 60)
-    cursor = Cursor.start(2)
-    for n, expected in enumerate(whole):
-        again = plan_of(tables, 0, lanes, repeat=repeat)
-        chunk, cursor = again.next(Cursor(*cursor)) or pytest.fail(f"ended after {n}")
-        assert chunk == expected
-
-
-def test_tokens_are_scheduled_by_planned_bytes_and_measured_rate() -> None:
-    table = jsonl_table(4096 * 8, 1)
-    plan = LanePlan(
-        lane=0,
-        tables=(table,),
-        runs=(Endless(0, 1, table.num_runs, None),),
-        tokens_per_mib=(2**18,),
-        mixture=Mixture((1,), (0,)),
-        begin=Begin(0, 3, 4),
-    )
-    _, cursor = plan.next(Cursor.start(1)) or pytest.fail("empty")
-    assert cursor == Cursor((0,), (1,), (768,))
-    _, cursor = plan.next(cursor) or pytest.fail("empty")
-    assert cursor == Cursor((1,), (0,), (1024,))
 
 
 @given(st.data(), st.integers(1, 9), st.integers(1, 8), st.booleans())
