@@ -59,6 +59,7 @@ class StaticMixtureWorkSource:
     repeat: bool = True
     shuffle_chunks: bool = True
     shuffle_records: bool = True
+    shares: Literal["measured", "estimated"] = "measured"
     chunk_bytes: int = 256 * 1024
 
     def __post_init__(self) -> None:
@@ -86,6 +87,7 @@ class StaticMixtureWorkSource:
             shuffle_chunks=self.shuffle_chunks,
             chunk_bytes=self.chunk_bytes,
             shuffle_records=self.shuffle_records,
+            shares=self.shares,
             estimate_bytes=self.token_estimation.sample_bytes,
             shuffle_buffer_sequences=0,
         )
