@@ -9,8 +9,9 @@ Provenance rides along as integers.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -100,6 +101,11 @@ class Documents:
         return len(self.ids) - int(np.count_nonzero(np.diff(self.offsets)))
 
     @classmethod
+    def of_values(cls, values: dict[str, list[Any]], origin: np.ndarray) -> Documents:
+        """Records as they were read, without tokens."""
+        return cls(values, {}, np.zeros(len(origin) + 1, np.int64), origin, Balance(records=len(origin)))
+
+    @classmethod
     def empty(cls) -> Documents:
         """No document."""
         return cls({}, {"ids": np.zeros(0, np.int32)}, np.zeros(1, np.int64), np.zeros((0, 4), np.int64))
@@ -117,15 +123,16 @@ class Documents:
             second.balance,
         )
 
-    def ordered(self, order: np.ndarray) -> Documents:
-        """The documents in another order; ``order``: int64 [documents]."""
-        values = {name: [column[i] for i in order.tolist()] for name, column in self.values.items()}
-        lengths = np.diff(self.offsets)[order]
-        offsets = np.zeros_like(self.offsets)
+    def take(self, numbers: Seq[int] | np.ndarray) -> Documents:
+        """The documents of these numbers, in this order: some of them, or all in another order."""
+        picked = np.asarray(numbers, np.int64)
+        values = {name: [column[i] for i in picked.tolist()] for name, column in self.values.items()}
+        lengths = np.diff(self.offsets)[picked]
+        offsets = np.zeros(len(picked) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        at = np.repeat(self.offsets[:-1][order] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        at = np.repeat(self.offsets[:-1][picked] - offsets[:-1], lengths) + np.arange(offsets[-1])
         tokens = {name: flat[at] for name, flat in self.tokens.items()}
-        return Documents(values, tokens, offsets, self.origin[order], self.balance)
+        return Documents(values, tokens, offsets, self.origin[picked], self.balance)
 
     def cut(self, characters: int) -> Documents:
         """The beginnings of the texts, at most ``characters`` of each."""
@@ -229,3 +236,14 @@ class Batch:
 
 Record = dict[str, Any]
 """A record as a user's ``map`` and ``filter`` functions see it."""
+Contents = Literal["text", "ids"]
+"""What the field of a source holds."""
+RECORD = "record"
+"""The name of values that are whole records; there are no others beside them."""
+
+
+def origin_of(source: int, shard: int, places: Seq[int] | np.ndarray) -> np.ndarray:
+    """Where the records at ``places`` of a shard come from: int64 [records, 4], as in ``Documents``."""
+    origin = np.zeros((len(places), 4), np.int64)
+    origin[:, 0], origin[:, 1], origin[:, 2] = source, shard, places
+    return origin

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import orjson
-import pyarrow as pa
 
+from ..bad_records import BadRecord, Sifted, no_field
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
-from ..records import Record
-from . import BadRecord
+from ..records import RECORD, Contents, Documents, Record, origin_of
 from .files import Manifest
 
 _BOM = b"\xef\xbb\xbf"
@@ -29,7 +28,7 @@ _LOOK_BYTES = 4096
 class JsonlReader:
     """Reads the chunks of one JSONL source; stateless, so safe in any thread."""
 
-    holds_ids = False
+    contents: Contents = "text"
 
     def __init__(self, manifest: Manifest, field: str) -> None:
         self.manifest = manifest
@@ -43,15 +42,14 @@ class JsonlReader:
         """Pieces are shards."""
         return piece
 
-    def read(self, chunk: Chunk, whole_records: bool) -> tuple[list[Record], np.ndarray]:
-        """The records of ``chunk`` and the byte offset of each line, int64 [records].
-
-        Blank lines are no records. Raises ``BadRecord`` with the byte offset of a malformed line.
-        """
+    def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
+        """The records of ``chunk``, or these fields of them; blank lines are no records."""
         shard = self.manifest.shards[chunk.piece]
         data, at = _lines(self.manifest.path(chunk.piece), chunk.start, chunk.stop, shard.num_bytes)
         records: list[Record] = []
         places: list[int] = []
+        bad: list[BadRecord] = []
+        wanted = columns or frozenset()
         for line in data.split(b"\n"):
             if at == 0 and line.startswith(_BOM):
                 line, at = line[3:], 3
@@ -59,17 +57,19 @@ class JsonlReader:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError as error:
                 if line.strip():
-                    raise BadRecord(
-                        f"not valid JSON: {error.msg} (column {error.colno}); the line begins {line[:60]!r}", at
-                    ) from None
-                record = None
-            if type(record) is dict:
-                records.append(record)
-                places.append(at)
-            elif line.strip():
-                raise BadRecord(f"a line must be a JSON object; this one is {_kind(record)}", at)
+                    where = f"(column {error.colno}); the line begins {line[:60]!r}"
+                    bad.append(BadRecord("line", at, f"not valid JSON: {error.msg} {where}"))
+            else:
+                if type(record) is not dict:
+                    bad.append(BadRecord("line", at, f"a line must be a JSON object; this one is {_kind(record)}"))
+                elif wanted <= record.keys():
+                    records.append(record)
+                    places.append(at)
+                else:
+                    bad.append(no_field(min(wanted - record.keys()), record, at))
             at += len(line) + 1
-        return records, np.array(places, dtype=np.int64)
+        values = {RECORD: records} if columns is None else {name: [r[name] for r in records] for name in columns}
+        return Documents.of_values(values, origin_of(chunk.source, chunk.piece, places)), bad
 
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The byte range of whole lines: from the one that holds byte ``unit`` on, ``num_bytes`` or more of them."""
@@ -77,10 +77,6 @@ class JsonlReader:
         with open(self.manifest.path(piece), "rb", buffering=0) as file:
             start = _line_holding(file, unit)
             return start, _line_start(file, min(max(unit + 1, start + num_bytes), size), size)
-
-    def read_ids(self, chunk: Chunk) -> tuple[list[pa.Array], np.ndarray]:
-        """Not offered: lists of numbers in JSON are no fast way to hold tokens."""
-        raise AssertionError("a JSONL source holds text")
 
     def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
         """Bytes of the lines whose first byte lies in [borders[i], borders[i + 1]); int64 [ranges].

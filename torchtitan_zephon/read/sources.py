@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import SourceError
 from .files import Manifest, list_source
 from .parquet import ParquetReader
-from .records import Reader, Source
+from .source import Reader, Source
 
 
 def open_source(name: str, path: str, field: str) -> Source:

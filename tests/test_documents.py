@@ -9,8 +9,10 @@ import pytest
 
 from tests.scenarios import write_jsonl, write_parquet
 from torchtitan_zephon import ConfigError, FunctionError, RecordError, SourceError
+from torchtitan_zephon.documents import read_documents
+from torchtitan_zephon.ops.functions import Function
 from torchtitan_zephon.plan.chunking import Chunk
-from torchtitan_zephon.read.records import Function, Source
+from torchtitan_zephon.read.source import Source
 from torchtitan_zephon.read.sources import open_source
 from torchtitan_zephon.records import Documents
 
@@ -25,7 +27,7 @@ def source_of(path: Path, field: str = "text") -> Source:
 def all_texts(source: Source, *functions: Function) -> Documents:
     """The texts of the source's only piece."""
     units = int(source.reader.pieces().units[0])
-    return source.documents(Chunk(0, 0, 0, 0, 0, units, units), functions)
+    return read_documents(source, Chunk(0, 0, 0, 0, 0, units, units), functions)
 
 
 def mapping(call: Any) -> Function:
@@ -113,4 +115,4 @@ def test_a_file_that_is_gone_while_the_job_runs_is_an_error_with_source_and_shar
     source = source_of(write_jsonl(tmp_path / "a.jsonl", TEXTS))
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(SourceError, match=r"source 'wiki', shard 'a\.jsonl': cannot be read"):
-        source.documents(Chunk(0, 0, 0, 0, 0, 10, 10), ())
+        read_documents(source, Chunk(0, 0, 0, 0, 0, 10, 10), ())
