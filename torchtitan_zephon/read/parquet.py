@@ -9,8 +9,6 @@ chunk. A miss costs time, never bytes.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -25,12 +23,11 @@ from .files import Manifest
 from .groups import RowGroups
 from .ids import laid_out
 from .lazy import Columns, decoded, lazy_records
+from .open_streams import OpenStreams
 from .retry import with_retries
 
 OPEN_STREAMS = 64
 _BATCH_ROWS = 256
-
-_Stream = Iterator[pa.RecordBatch]
 
 
 class ParquetReader:
@@ -41,10 +38,10 @@ class ParquetReader:
         self._field = field
         self._groups = RowGroups(manifest, field)
         self.contents: Contents = self._groups.contents
-        self._asked = frozenset({field})  # columns that functions asked for; they are read together from then on
-        self._streams: OrderedDict[tuple[int, int, tuple[str, ...]], tuple[_Stream, pa.RecordBatch | None]]
-        self._streams = OrderedDict()
-        self._lock = threading.Lock()
+        self._asked = frozenset({field})
+        """Columns that functions asked for; they are read together from then on. A note that two threads write at once
+        may be lost, and is made again."""
+        self._streams = OpenStreams[tuple[int, tuple[str, ...]], _Rows](OPEN_STREAMS)
 
     def pieces(self) -> Pieces:
         """One piece a row group that has rows; its units are rows."""
@@ -117,52 +114,27 @@ class ParquetReader:
                 raise  # the file and not the column
             problem = f"{what} cannot be read, and a function asks for it: {cause}"
             raise Unreadable(BadRecord("column", first, problem)) from cause
-        with self._lock:
-            self._asked |= {name}
+        self._asked |= {name}
         return [batch.column(0) for batch in batches]
 
     def _batches(
         self, chunk: Chunk, columns: tuple[str, ...], keep: bool = True
     ) -> tuple[list[pa.RecordBatch], np.ndarray]:
         """The rows of ``chunk`` and their numbers in the file; the stream stays open for the next rows if ``keep``."""
-        at, wanted = self._groups.at(chunk.piece), chunk.stop - chunk.start
-        with self._lock:
-            before = (row for piece, row, c in self._streams if piece == chunk.piece and c == columns)
-            row = max((row for row in before if row <= chunk.start), default=0)
-            stream, held = self._streams.pop((chunk.piece, row, columns), (None, None))
+        at, what, wanted = self._groups.at(chunk.piece), (chunk.piece, columns), chunk.stop - chunk.start
         with self._groups.errors_at(at):
-            if stream is None:
-                stream = self._groups.batches(at, columns, _BATCH_ROWS)
-            held = self._skip(stream, held, chunk.start - row)
-            batches, held = self._take(stream, held, wanted)
+            row, rows = self._streams.take(what, chunk.start) or (
+                0,
+                _Rows(self._groups.batches(at, columns, _BATCH_ROWS)),
+            )
+            for _ in rows.next(chunk.start - row):
+                pass
+            batches = list(rows.next(wanted))
         if sum(batch.num_rows for batch in batches) < wanted:
             raise self._groups.ends_early(at)
         if keep and chunk.stop < at.rows:
-            with self._lock:
-                self._streams[chunk.piece, chunk.stop, columns] = (stream, held)
-                if len(self._streams) > OPEN_STREAMS:
-                    self._streams.popitem(last=False)
+            self._streams.put(what, chunk.stop, rows)
         return batches, np.arange(at.first + chunk.start, at.first + chunk.stop, dtype=np.int64)
-
-    @staticmethod
-    def _skip(stream: _Stream, held: pa.RecordBatch | None, rows: int) -> pa.RecordBatch | None:
-        """Pass over ``rows`` rows, first of ``held``; returns the rest of the batch in which they ended."""
-        while rows and (batch := next(stream, None) if held is None else held) is not None:
-            held = batch.slice(rows) if rows < batch.num_rows else None
-            rows -= min(rows, batch.num_rows)
-        return held
-
-    @staticmethod
-    def _take(
-        stream: _Stream, held: pa.RecordBatch | None, rows: int
-    ) -> tuple[list[pa.RecordBatch], pa.RecordBatch | None]:
-        """``rows`` rows, first from ``held`` and then from ``stream``; and what is left over of the last batch."""
-        batches = []
-        while rows and (batch := next(stream, None) if held is None else held) is not None:
-            batches.append(batch.slice(0, rows))
-            held = batch.slice(rows) if rows < batch.num_rows else None
-            rows -= batches[-1].num_rows
-        return batches, held
 
     def span(self, chunk: Chunk) -> str:
         """In words, where in its shard a chunk lies."""
@@ -172,3 +144,19 @@ class ParquetReader:
     def describe(self, place: int) -> str:
         """In words, where in its shard a record lies."""
         return f"row {place}"
+
+
+class _Rows:
+    """The rows of a stream of batches, any number at a time."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+
+    def next(self, rows: int) -> Iterator[pa.RecordBatch]:
+        """The next ``rows`` rows; fewer where the stream ends."""
+        while rows and (batch := next(self._batches, None) if self._rest is None else self._rest) is not None:
+            part = batch.slice(0, rows)
+            self._rest = batch.slice(rows) if rows < batch.num_rows else None
+            rows -= part.num_rows
+            yield part
