@@ -17,6 +17,7 @@ from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.read.files import Manifest, Shard
 from torchtitan_zephon.read.jsonl import JsonlReader
 from torchtitan_zephon.read.source import Source
+from torchtitan_zephon.read.store import LocalStore
 from torchtitan_zephon.records import RECORD
 
 BOM = b"\xef\xbb\xbf"
@@ -213,3 +214,12 @@ def test_weighing_a_file_that_was_cut_while_the_job_runs_is_an_error(borders: li
     (tmp_path / "a.jsonl").write_bytes(data[:40])
     with pytest.raises(SourceError, match=r"a\.jsonl' ends at byte 40, but had 351 bytes"):
         reader.weigh(0, np.array(borders))
+
+
+def test_a_chunk_is_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, read, of_store = reader_of(tmp_path / "a.jsonl", FILES["plain"]), [], LocalStore.read
+    monkeypatch.setattr(LocalStore, "read", lambda *of: read.append(of) or of_store(*of))
+    parts = chunks(len(FILES["plain"]), 20)
+    for chunk in parts[:-1]:
+        reader.read(chunk, None)
+    assert len(read) == len(parts) - 1 > 1

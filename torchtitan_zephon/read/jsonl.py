@@ -8,8 +8,8 @@ orjson: strict JSON, 260 MB a CPU second, and the exact place of a bad line is k
 
 from __future__ import annotations
 
-from io import SEEK_END, FileIO
-from pathlib import Path
+from io import SEEK_END
+from typing import BinaryIO
 
 import numpy as np
 import orjson
@@ -19,6 +19,7 @@ from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..records import RECORD, Contents, Documents, Record, origin_of
 from .files import Manifest
+from .store import Store
 
 _BOM = b"\xef\xbb\xbf"
 _READ_ON_BYTES = 64 * 1024
@@ -45,7 +46,7 @@ class JsonlReader:
     def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
         """The records of ``chunk``, or these fields of them; blank lines are no records."""
         shard = self.manifest.shards[chunk.piece]
-        data, at = _lines(self.manifest.path(chunk.piece), chunk.start, chunk.stop, shard.num_bytes)
+        data, at = _lines(self.manifest.store, shard.name, chunk.start, chunk.stop, shard.num_bytes)
         records: list[Record] = []
         places: list[int] = []
         bad: list[BadRecord] = []
@@ -74,7 +75,7 @@ class JsonlReader:
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The byte range of whole lines: from the one that holds byte ``unit`` on, ``num_bytes`` or more of them."""
         size = self.manifest.shards[piece].num_bytes
-        with open(self.manifest.path(piece), "rb", buffering=0) as file:
+        with self.manifest.store.open(self.manifest.shards[piece].name) as file:
             start = _line_holding(file, unit)
             return start, _line_start(file, min(max(unit + 1, start + num_bytes), size), size)
 
@@ -84,7 +85,7 @@ class JsonlReader:
         ``borders`` do not fall. Only the file's bytes from a border to the next line end are read.
         """
         starts, start = [], 0
-        with open(self.manifest.path(piece), "rb", buffering=0) as file:
+        with self.manifest.store.open(self.manifest.shards[piece].name) as file:
             for border in borders.tolist():
                 if border > start:  # else no line begins from the border before to `start`
                     start = _line_start(file, border, self.manifest.shards[piece].num_bytes)
@@ -100,31 +101,28 @@ class JsonlReader:
         return f"line at byte {place}"
 
 
-def _lines(path: Path, start: int, stop: int, size: int) -> tuple[bytes, int]:
-    """The whole lines whose first byte lies in [start, stop), and the offset of the first."""
-    with open(path, "rb") as f:
-        begin = max(start - 1, 0)
-        f.seek(begin)
-        data = f.read(stop - begin)
-        if len(data) < stop - begin:
-            raise _cut(path, begin + len(data), size)
-        skip = 0
-        if start:
-            skip = data.find(b"\n") + 1
-            if not skip or skip == len(data):  # no line begins in this chunk
-                return b"", start
-        parts = [data[skip:]]
-        at_end = data.endswith(b"\n")
-        block = _READ_ON_BYTES
-        while not at_end and (more := f.read(block)):
-            end = more.find(b"\n")
-            at_end = end >= 0
-            parts.append(more[:end] if at_end else more)
-            block *= 2
+def _lines(store: Store, name: str, start: int, stop: int, size: int) -> tuple[bytes, int]:
+    """The whole lines whose first byte lies in [start, stop), and the offset of the first; one read, as a rule."""
+    begin = max(start - 1, 0)
+    own = stop - begin
+    data = store.read(name, begin, stop + _READ_ON_BYTES)
+    if len(data) < own:
+        raise _cut(store.path(name), begin + len(data), size)
+    skip = 0
+    if start:
+        skip = data.find(b"\n", 0, own) + 1
+        if not skip or skip == own:  # no line begins in this chunk
+            return b"", start
+    end = data.find(b"\n", own - 1)
+    parts, at, block = [data[skip:end] if end >= 0 else data[skip:]], begin + len(data), 2 * _READ_ON_BYTES
+    while end < 0 and (data := store.read(name, at, at + block)):
+        end = data.find(b"\n")
+        parts.append(data[:end] if end >= 0 else data)
+        at, block = at + len(data), 2 * block
     return b"".join(parts), begin + skip
 
 
-def _line_holding(file: FileIO, at: int) -> int:
+def _line_holding(file: BinaryIO, at: int) -> int:
     """The first byte of the line that holds byte ``at``."""
     block, end = _READ_ON_BYTES, at
     while end:
@@ -136,7 +134,7 @@ def _line_holding(file: FileIO, at: int) -> int:
     return 0
 
 
-def _line_start(file: FileIO, border: int, size: int) -> int:
+def _line_start(file: BinaryIO, border: int, size: int) -> int:
     """Where the first line begins at or behind ``border`` > 0; ``size`` if there is none."""
     at, block = border - 1, _LOOK_BYTES
     file.seek(at)
@@ -146,13 +144,13 @@ def _line_start(file: FileIO, border: int, size: int) -> int:
         at += len(data)
         block = min(2 * block, _READ_ON_BYTES)
     if (end := file.seek(0, SEEK_END)) < size:
-        raise _cut(Path(file.name), end, size)
+        raise _cut(file.name, end, size)
     return size
 
 
-def _cut(path: Path, end: int, size: int) -> SourceError:
+def _cut(path: str, end: int, size: int) -> SourceError:
     return SourceError(
-        f"{str(path)!r} ends at byte {end}, but had {size} bytes when the job "
+        f"{path!r} ends at byte {end}, but had {size} bytes when the job "
         "began: the file was changed or cut while the job runs."
     )
 

@@ -7,7 +7,6 @@ be read is an error. 100,000 files take about a second on a local disk.
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections import defaultdict
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import SourceError
-from .pattern import Pattern, root_of
+from .pattern import root_of
+from .store import LocalStore
 from .walk import EXTENSIONS, File, LeftOut, Reason, Walk
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -34,12 +34,7 @@ class Listing(NamedTuple):
 def list_files(source: str, path: str) -> Listing:
     """All files that ``path`` stands for. Raises ``SourceError`` for none, and for what cannot be read or is packed."""
     root, below = root_of(source, path)
-    if isinstance(below, Pattern):
-        walk = Walk(root, below)
-        walk.run()
-    else:
-        walk = Walk(root, Pattern((glob.escape(below),)))
-        walk.named(below)
+    walk = LocalStore(root).list(below)
     files = [_named_in_utf8(walk, file) for file in walk.files]
     if walk.problems:
         problems = sorted(walk.problems, key=lambda p: os.fsencode(p[0]))

@@ -30,6 +30,11 @@ class Pattern:
         self._last = len(parts) - 1
         self._matches = [re.compile(fnmatch.translate(part)).match for part in parts]
 
+    @classmethod
+    def of_name(cls, name: str) -> Pattern:
+        """The pattern of one file, whatever letters its name has."""
+        return cls((glob.escape(name),))
+
     def start(self) -> States:
         """The parts that may match a name in the root."""
         return self._with_empty_runs({0})
