@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from torchtitan_zephon.documents import read_documents
 from torchtitan_zephon.plan.chunking import Chunk
-from torchtitan_zephon.read.sources import open_source
+from torchtitan_zephon.read.source import open_source
 
 ROWS = 42_000
 

@@ -56,6 +56,7 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "ops.tokenize",
         "ops.functions",
+        "read.formats",
         "read.retry",  # a worker that waits to read again must know when its pool ends
         "plan",
         "program",

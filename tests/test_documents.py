@@ -14,8 +14,7 @@ from torchtitan_zephon import ConfigError, FunctionError, RecordError, SourceErr
 from torchtitan_zephon.documents import read_documents
 from torchtitan_zephon.ops.functions import Function
 from torchtitan_zephon.plan.chunking import Chunk
-from torchtitan_zephon.read.source import Source
-from torchtitan_zephon.read.sources import open_source
+from torchtitan_zephon.read.source import Source, open_source
 from torchtitan_zephon.records import Documents
 
 TEXTS = ["one", "", "two", "three", ""]

@@ -32,8 +32,7 @@ from .plan.cursor import Dealt, Endless, LanePlan, lane_offsets, order_keys
 from .plan.deal import cut_pass, deal
 from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from .read.files import Manifest, shared_files
-from .read.source import Source
-from .read.sources import open_source
+from .read.source import Source, open_source
 from .records import Documents, Packet
 from .state import recipe_hash
 from .toml_files import StatedPath

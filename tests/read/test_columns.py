@@ -20,8 +20,7 @@ from torchtitan_zephon.documents import read_documents
 from torchtitan_zephon.ops.functions import Function
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.read.parquet import ParquetReader
-from torchtitan_zephon.read.source import Source
-from torchtitan_zephon.read.sources import open_source
+from torchtitan_zephon.read.source import Source, open_source
 
 TEXTS = texts_of(200)
 GROUP = 100
@@ -82,7 +81,7 @@ def test_an_encrypted_column_beside_the_text_is_left_alone(tmp_path: Path) -> No
     # In a process of its own: what is tested here ended the process, by a signal.
     encrypted(tmp_path / "a.parquet", table_of(secret=TEXTS), ["secret"])
     script = (
-        "import sys; from torchtitan_zephon.read.sources import open_source; "
+        "import sys; from torchtitan_zephon.read.source import open_source; "
         "from torchtitan_zephon.plan.chunking import Chunk; from torchtitan_zephon.documents import read_documents; "
         "s = open_source('s', sys.argv[1], 'text'); "
         "print(s.reader.pieces().sizes.tolist(), len(read_documents(s, Chunk(0, 0, 0, 1, 0, 100, 1), ())))"

@@ -30,7 +30,7 @@ from torchtitan_zephon import (
     TokenizerError,
 )
 from torchtitan_zephon.plan.chunking import Chunk
-from torchtitan_zephon.read.sources import open_source
+from torchtitan_zephon.read.source import open_source
 from torchtitan_zephon.records import Documents, Packet
 
 TEXTS = texts_of(400)

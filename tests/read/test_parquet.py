@@ -19,7 +19,7 @@ from torchtitan_zephon.plan.chunking import Chunk, cut
 from torchtitan_zephon.read import parquet
 from torchtitan_zephon.read.files import list_source
 from torchtitan_zephon.read.parquet import ParquetReader
-from torchtitan_zephon.read.sources import open_source
+from torchtitan_zephon.read.source import open_source
 from torchtitan_zephon.records import RECORD
 
 TEXT = frozenset({"text"})

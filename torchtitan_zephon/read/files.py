@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from ..errors import SourceError
 from .folders import refuse_revisions, refuse_splits, refuse_tables
+from .formats import NAMED_SUFFIXES, SUFFIXES
 from .listing import SHOWN_NAMES, left_out_text, list_files
 from .sample import sample
 from .store import LocalStore, Store
-from .walk import EXTENSIONS, LeftOut
+from .walk import LeftOut
 
 
 class Shard(NamedTuple):
@@ -94,8 +95,9 @@ def list_source(name: str, path: str) -> Manifest:
 
 
 def _format(name: str, path: str, root: Path, names: list[str]) -> str:
-    """The one format of all files; a ``.json`` file that is read has one record a line."""
-    formats = {EXTENSIONS.get(Path(ending).suffix, "jsonl") for ending in {n[-9:].lower() for n in names}}
+    """The one format of all files."""
+    suffixes = {f".{name.rpartition('.')[2].lower()}" for name in names}
+    formats = {(SUFFIXES | NAMED_SUFFIXES)[suffix] for suffix in suffixes}
     if len(formats) > 1:
         raise SourceError(
             f"source {name!r}: {path!r} holds both {' and '.join(sorted(formats))} files, and each record would be "

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import SourceError
+from .formats import FORMATS, SUFFIXES
 from .pattern import root_of
 from .store import LocalStore
-from .walk import EXTENSIONS, File, LeftOut, Reason, Walk
+from .walk import File, LeftOut, Reason, Walk
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 SHOWN_NAMES = 5
@@ -41,9 +42,10 @@ def list_files(source: str, path: str) -> Listing:
         more = f" There are {len(problems) - 1:,} more such names." * (len(problems) > 1)
         raise SourceError(f"source {source!r}: {str(root / problems[0][0])!r} {problems[0][1]}{more}")
     if walk.packed:
+        titles = " and ".join(of.title for of in FORMATS.values())
         raise SourceError(
             f"source {source!r}: {min(walk.packed)!r} is compressed ({len(walk.packed)} such files at {path!r}); "
-            "this version reads plain JSONL and Parquet. Unpack them, or convert them to Parquet."
+            f"this version reads plain {titles}. Unpack them, or convert them to Parquet."
         )
     files, second = once(files)
     left_out = tuple(sorted([*walk.left_out, *second], key=lambda left: left.name.encode("utf-8", "surrogateescape")))
@@ -108,6 +110,6 @@ def _nothing(source: str, path: str, left_out: tuple[LeftOut, ...]) -> SourceErr
     if any(left.reason is Reason.FOLDER for left in others):
         ways.append(" To read what is in a folder that a glob matches, add /** to the glob.")
     return SourceError(
-        f"source {source!r}: no {', '.join(EXTENSIONS)} file at {path!r} ({'; '.join(found) or 'it is empty'})."
+        f"source {source!r}: no {', '.join(SUFFIXES)} file at {path!r} ({'; '.join(found) or 'it is empty'})."
         + "".join(ways)
     )

@@ -16,7 +16,8 @@ from ..bad_records import Sifted
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..records import Contents
-from .files import Manifest
+from .files import Manifest, list_source
+from .formats import reader_class
 from .retry import with_retries
 
 T = TypeVar("T")
@@ -77,3 +78,9 @@ class Source:
         except OSError as error:
             name = manifest.shards[shard].name
             raise SourceError(f"source {self.name!r}, shard {name!r}: cannot be read: {error}.") from error
+
+
+def open_source(name: str, path: str, field: str) -> Source:
+    """List, fingerprint and open the source ``name``. Raises ``SourceError``."""
+    manifest = list_source(name, path)
+    return Source(name, field, reader_class(name, manifest.format)(manifest, field))
