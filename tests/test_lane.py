@@ -139,14 +139,14 @@ class Swap:
         return to_plain(self.held, NAMES) if len(self.held) else None
 
     def _without(self, kept: np.ndarray) -> Documents:
-        out = self.held.select(np.setdiff1d(np.arange(len(self.held)), kept))
-        self.held = self.held.select(np.sort(kept))
+        out = self.held.take(np.setdiff1d(np.arange(len(self.held)), kept))
+        self.held = self.held.take(np.sort(kept))
         return out
 
 
 def double(documents: Documents) -> Documents:
     """A pure function behind it: each token becomes another, and every third document goes."""
-    kept = documents.select(np.flatnonzero(np.arange(len(documents)) % 3 < 2))
+    kept = documents.take(np.flatnonzero(np.arange(len(documents)) % 3 < 2))
     return replace(kept, tokens={"ids": (kept.ids * 2 + 1).astype(np.int32)})
 
 

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 from .config import Recipe, RunSettings, SourceConfig
 from .errors import ConfigError, Problems, nearest
+from .ops.functions import Function
 from .ops.tokenizer_files import load_tokenizer
 from .plan.layout import Layout
 from .program import Program, compile_program
-from .read.records import Function
 from .records import Batch, Record
 from .run.agree import Exchange, agree, alone
 from .run.statement import statement

@@ -19,10 +19,12 @@ import numpy as np
 
 from .cache import cached, counts_of
 from .config import Recipe, SourceConfig
+from .documents import read_documents
 from .errors import ConfigError, SourceError
 from .estimate import Estimate, estimate
 from .lane.stages import LaneProgram
 from .ops import fast
+from .ops.functions import Function
 from .ops.pack import Packing
 from .ops.tokenize import Tokenize, TokenizerSpec, Wanted, tokenize
 from .plan import keyed
@@ -32,8 +34,7 @@ from .plan.deal import cut_pass, deal
 from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from .plan.segments import LanePlan
 from .read.files import Manifest, shared_files
-from .read.records import Function, Source
-from .read.sources import open_source
+from .read.source import Source, open_source
 from .records import Documents, Packet
 from .state import recipe_hash
 from .toml_files import StatedPath
@@ -82,9 +83,9 @@ class Program:
         return Packet.of(self.tokenize(self._documents(chunk)))
 
     def _documents(self, chunk: Chunk) -> Documents:
-        documents = self.sources[chunk.source].documents(chunk, self.functions)
+        documents = read_documents(self.sources[chunk.source], chunk, self.functions)
         order = self._order(chunk, len(documents))
-        return documents if order is None else documents.select(order)
+        return documents if order is None else documents.take(order)
 
     def _order(self, chunk: Chunk, documents: int) -> np.ndarray | None:
         """The order of a chunk's documents, int64 [documents]; None for that of the file."""
@@ -116,15 +117,15 @@ class Program:
         def count(documents: Documents) -> tuple[int, int]:
             return len(documents.ids), self.packing.usable(documents)
 
-        if self.sources[s].holds_ids:
-            return [count(self.tokenize(self._documents(chunk))) for chunk in chunks], ""
+        whole = [self._documents(chunk) for chunk in chunks]
+        if self.sources[s].reader.contents == "ids":
+            return [count(self.tokenize(documents)) for documents in whole], ""
 
         def tokenized() -> list[tuple[int, int]]:
             for documents in samples:
                 self.tokenize.check(documents.values["text"])
             return [count(self.tokenize(documents)) for documents in samples]
 
-        whole = [self._documents(chunk) for chunk in chunks]
         samples = [documents.cut(SAMPLED_CHARACTERS) for documents in whole]
         digest = hashlib.sha256()
         for documents in samples:
@@ -210,7 +211,7 @@ class Program:
         ]
         for source, table in zip(self.sources, self.tables, strict=True):
             manifest = source.reader.manifest
-            kind = f"{manifest.format} shards{' of token ids' * source.holds_ids}"
+            kind = f"{manifest.format} shards{' of token ids' * (source.reader.contents == 'ids')}"
             num_bytes = sum(s.num_bytes for s in manifest.shards)
             lines.append(
                 f"  source {source.name!r}: {r.sources[source.name].weight / total:.1%} of tokens; "

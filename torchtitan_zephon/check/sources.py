@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import Recipe
+from ..documents import read_documents
 from ..errors import Problems, TokenizerError
 from ..estimate import Estimate
 from ..ops.tokenize import Tokenize, TokenizerSpec, check_vocabulary
@@ -20,7 +21,7 @@ from ..ops.tokenizer_files import load_tokenizer, unusable
 from ..plan.chunking import cut
 from ..program import Program, check_seq_len, compile_program, opened
 from ..read.files import Manifest
-from ..read.records import Source
+from ..read.source import Source
 from ..titan.job import Job
 from .degrees import Degree
 from .stated import stated
@@ -90,7 +91,7 @@ def reading(job: Job, version: str, recipe: Recipe, vocab_size: int | None, prob
 def read_a_chunk(source: Source, recipe: Recipe) -> None:
     """What can be found out about ``source`` without a tokenizer: whether its first chunk can be read."""
     chunk, _ = cut(0, source.reader.pieces(), recipe.chunk_bytes, recipe.lanes).chunk(0, 0, 0)
-    source.documents(chunk, ())
+    read_documents(source, chunk, ())
 
 
 def measured_by(compiled: Callable[[Recipe], Program], found: Reading, problems: Problems) -> Reading:

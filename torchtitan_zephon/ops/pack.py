@@ -69,7 +69,7 @@ class Pack:
 
     def _placed(self, documents: Documents, choice: Choice) -> Rows:
         rows = render(documents, choice.placement, self._packing.padding_id, self._packing.seq_len)
-        self.held = documents.select(choice.kept, choice.used)
+        self.held = documents.take(choice.kept, choice.used)
         dropped = len(documents.ids) - len(self.held.ids) - int(choice.placement[:, 4].sum())
         self.unused_tokens += choice.unused
         self.last_tokens += dropped - choice.unused
