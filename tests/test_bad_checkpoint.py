@@ -82,6 +82,7 @@ ONE_CHANGE: dict[str, tuple[Any, str]] = {
     "flush_every_sequences": (13, "flush_every_sequences"),
     "chunk_bytes": (8192, "chunk_bytes"),
     "estimate_bytes": (1000, "estimate_bytes"),
+    "shares": ("estimated", "shares"),
     "repeat": (False, "repeat"),
     "add_bos": (False, "tokenizer.add_bos"),
     "add_eos": (False, "tokenizer.add_eos"),
@@ -186,12 +187,12 @@ def edited(state: dict[str, Any], lane: int, **changes: Any) -> dict[str, Any]:
         (lambda s: edited(s, 1, raw=s["lane"]["00002"]), "says it belongs to lane 2"),
         (lambda s: edited(s, 1, raw=7), "is a int, not bytes"),
         (
-            lambda s: {**s, "stream": s["stream"].replace(b'"format":4', b'"format":9')},
-            "the loader state has format 9; .* reads format 4",
+            lambda s: {**s, "stream": s["stream"].replace(b'"format":5', b'"format":9')},
+            "the loader state has format 9; .* reads format 5",
         ),
         (
-            lambda s: edited(s, 1, raw=s["lane"]["00001"].replace(b'"format":4', b'"format":1')),
-            "the state of lane 1 has format 1; .* reads format 4",
+            lambda s: edited(s, 1, raw=s["lane"]["00001"].replace(b'"format":5', b'"format":4')),
+            "the state of lane 1 has format 4; .* reads format 5",
         ),
     ],
 )

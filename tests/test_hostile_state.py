@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.scenarios import global_batches, says, small_pipeline, texts_of, write_jsonl
 from torchtitan_zephon import Pipeline, RankStream, StateError, ZephonError
+from torchtitan_zephon.plan.segments import SourcePlace
 
 WAY_OUT = re.compile(
     r"--checkpoint\.|Install the version|Install what|[Ss]et it back|Put these back|[Ss]et allow_changes"
@@ -79,8 +80,18 @@ def sealed(value: State) -> bytes:
 
 
 def lane_with(state: State, lane: int = 1, **changes: Any) -> State:
+    """``state`` with other fields of a lane; ``start``: those of its segment's start."""
     key = f"{lane:05d}"
-    return {**state, "lane": {**state["lane"], key: sealed({**json.loads(state["lane"][key]), **changes})}}
+    value = json.loads(state["lane"][key])
+    start = {**value["start"], **changes.pop("start", {})}
+    return {**state, "lane": {**state["lane"], key: sealed({**value, "start": start, **changes})}}
+
+
+def places(news: dict[str, int], wiki: dict[str, int] | None = None, place: str = "later") -> dict[str, Any]:
+    """The start of lane 1 at ``place`` with other numbers of its sources."""
+    sources = json.loads(states()[place]["lane"]["00001"])["start"]["sources"]
+    changes = {"news": news, "wiki": wiki or {}}
+    return {"sources": {n: list(SourcePlace(*v)._replace(**changes[n])) for n, v in sources.items()}}
 
 
 def stream_with(state: State, **changes: Any) -> State:
@@ -135,65 +146,72 @@ def test_a_lane_that_the_stream_does_not_have_is_refused_by_its_key() -> None:
         assert f"holds lane {key!r}, which is none of the recipe's 4" in refused(endless(), more)
 
 
-LATER_LANE: list[tuple[dict[str, Any], str]] = [
-    ({"delivered": 61}, "delivered = 61 is more than sequences = 60"),
-    ({"delivered": 2**62}, "is more than sequences = 60"),
-    ({"sequences": 2**62}, "lane 1 stands at sequence 4611686018427387904, but step 30 ends at 60"),
-    ({"segment": 61}, "segment = 61 begins behind"),
-    ({"segment": 0}, "segment 0 does not begin at the beginning"),
-    ({"runs": [0, 0], "chunks": [0, 0]}, "begins where no chunk was read"),
-    ({"scheduled_tokens": [0, 0]}, "scheduled_tokens are not those of its runs and chunks"),
-    ({"runs": [2**62, 1]}, "scheduled_tokens are not those of its runs and chunks"),
-    (
-        {"runs": [3, 3], "chunks": [1, 1], "scheduled_tokens": [10**6, 10**6]},
-        "its recipe's plan has no such runs and chunks",
-    ),
-    ({"segment_digest": "0" * 64}, "segment_digest and the sequences before the segment disagree"),
-    ({"digest": "0" * 64, "delivered": 0}, "digest and delivered disagree"),
-    ({"source_digests": ["0" * 16, ""], "delivered": 0}, "disagree"),
-    ({"runs": [1], "chunks": [0]}, "is for another number of sources than the recipe's 2"),
-    ({"tokens": [1, 2, 3]}, "is for another number of sources than the recipe's 2"),
-    ({"source_digests": []}, "is for another number of sources than the recipe's 2"),
+NOWHERE = dict.fromkeys(SourcePlace._fields, 0)
+LATER_LANE: list[tuple[Callable[[], dict[str, Any]], str]] = [
+    (lambda: {"delivered": 61}, "delivered = 61 is more than sequences = 60"),
+    (lambda: {"delivered": 2**62}, "is more than sequences = 60"),
+    (lambda: {"sequences": 2**62}, "lane 1 stands at sequence 4611686018427387904, but step 30 ends at 60"),
+    (lambda: {"start": {"segment": 0}}, "segment 0 does not begin at the beginning"),
+    (lambda: {"start": places(NOWHERE, NOWHERE)}, "begins where no chunk was read"),
+    (lambda: {"start": places(NOWHERE | {"tokens": 1})}, "read of a source that no chunk was read of"),
+    (lambda: {"start": places(NOWHERE | {"last_bytes": 1})}, "read of a source that no chunk was read of"),
+    (lambda: {"start": places(NOWHERE | {"last_scheduled": 1})}, "read of a source that no chunk was read of"),
+    (lambda: {"start": places({"last_bytes": 5, "last_scheduled": 0})}, "last_bytes were planned and no token"),
+    (lambda: {"start": {"segment": 1, **places({"tokens": 1})}}, "in segment 1 there is no segment before the last"),
+    (lambda: {"start": places({"chunks": 2**62})}, "its recipe's plan has no such runs and chunks"),
+    (lambda: {"start": places({"runs": 3, "chunks": 9})}, "its recipe's plan has no such runs and chunks"),
+    (lambda: {"start": {"digest": "0" * 64}}, "segment_digest and the sequences before the segment disagree"),
+    (lambda: {"delivered": 60}, "segment_digest and the sequences before the segment disagree"),
+    (lambda: {"digest": "0" * 64, "delivered": 0}, "digest and delivered disagree"),
+    (lambda: {"source_digests": {"news": "0" * 16, "wiki": ""}, "delivered": 0}, "disagree"),
+    (lambda: {"start": {"sources": {}}}, "is for the sources none, and the recipe's are 'news', 'wiki'"),
+    (lambda: {"source_digests": {"news": ""}}, "is for the sources 'news', and the recipe's are 'news', 'wiki'"),
+    (lambda: {"start": {"carries": {"map": 5}}}, "its carry cannot be one of this recipe"),
+    (lambda: {"start": {"carries": {"pack": None}}}, "its carry cannot be one of this recipe"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "says_it"), LATER_LANE, ids=range(len(LATER_LANE)))
-def test_a_lane_whose_numbers_disagree_is_refused_by_them(changes: dict[str, Any], says_it: str) -> None:
-    message = refused(endless(), lane_with(states()["later"], **changes))
+def test_a_lane_whose_numbers_disagree_is_refused_by_them(changes: Callable[[], dict[str, Any]], says_it: str) -> None:
+    message = refused(endless(), lane_with(states()["later"], **changes()))
     assert says_it in message
     assert "lane 1" in message
 
 
 def test_tokens_of_a_source_that_was_not_read_are_refused() -> None:
-    message = refused(endless(), lane_with(states()["start"], tokens=[0, 5]))
-    assert "tokens were read of a source that no chunk was read of" in message
+    start = places({}, {"last_tokens": 5}, "start")
+    assert "segment 0 does not begin at the beginning" in refused(endless(), lane_with(states()["start"], start=start))
 
 
-def carried(ids: list[int], offsets: list[int], origin: list[list[int]]) -> dict[str, Any]:
-    raw = b"".join(i.to_bytes(3, "little") for i in ids)
-    return {"ids": base64.b64encode(raw).decode(), "offsets": offsets, "origin": origin}
+def carried(ids: list[int], origin: list[int], sources: list[str]) -> dict[str, Any]:
+    """The carry of one document, whole or the rest of one."""
+    raw = base64.b64encode(b"".join(i.to_bytes(3, "little") for i in ids)).decode()
+    return {"pack": {"ids": raw, "offsets": [0, len(ids)], "sources": sources, "origin": [origin]}}
 
 
 @pytest.mark.parametrize(
-    "carry",
+    "carries",
     [
-        carried([5] * 40, [0, 40], [[0, 0, 0]]),
-        carried([5, 2**24 - 1], [0, 2], [[0, 0, 0]]),
-        carried([5, 5], [0, 2], [[2, 0, 0]]),
-        carried([5, 5], [0, 2], [[1, 2, 0]]),
-        carried([5, 5], [0, 2], [[2**62, 0, 0]]),
+        carried([5] * 40, [0, 0, 0, 0], ["news"]),
+        carried([5, 2**24 - 1], [0, 0, 0, 0], ["news"]),
+        carried([5, 5], [0, 0, 0, 0], ["books"]),
+        carried([5, 5], [1, 0, 0, 0], ["news"]),
+        carried([5, 5], [0, 2, 0, 0], ["wiki"]),
+        carried([5, 5], [0, 2**62, 0, 0], ["news"]),
+        carried([], [0, 0, 0, 0], ["news"]),
     ],
-    ids=["more than a row", "no token", "no source", "no shard", "large"],
+    ids=["more than a row", "no token", "no source", "no such one", "no shard", "large", "empty"],
 )
-def test_a_carry_that_is_none_of_this_recipe_is_refused(carry: dict[str, Any]) -> None:
+def test_a_carry_that_is_none_of_this_recipe_is_refused(carries: dict[str, Any]) -> None:
     for place in ("later", "row"):
-        message = refused(streams()[place], lane_with(states()[place], carry=carry))
+        message = refused(streams()[place], lane_with(states()[place], start={"carries": carries}))
         assert "its carry cannot be one of this recipe" in message
-    short = carried([5], [0, 1], [[0, 0, 0]])
-    assert "its carry cannot be" in refused(streams()["whole"], lane_with(states()["whole"], carry=short))
-    assert "does not begin at the beginning" in refused(
-        endless(), lane_with(states()["start"], carry=carried([5, 5], [0, 2], [[0, 0, 0]]))
-    )
+
+
+def test_a_carry_where_none_can_be_is_refused() -> None:
+    some = {"carries": carried([5, 5], [0, 0, 0, 0], ["news"])}
+    assert "its carry cannot be" in refused(streams()["whole"], lane_with(states()["whole"], start=some))
+    assert "does not begin at the beginning" in refused(endless(), lane_with(states()["start"], start=some))
 
 
 @pytest.mark.parametrize(
@@ -207,16 +225,18 @@ def test_a_carry_that_is_none_of_this_recipe_is_refused(carry: dict[str, Any]) -
         ({"step": 1, "lane_sequences": 0}, "step = 1 and lane_sequences = 0 disagree"),
         ({"lane_sequences": 62}, "lane 0 stands at sequence 60, but step 30 ends at 62"),
         ({"tokens_per_mib": None}, "tokens_per_mib is null at step 30"),
-        ({"tokens_per_mib": []}, "is not one number above 0 for each source"),
-        ({"tokens_per_mib": [1, 2, 3]}, "is not one number above 0 for each source"),
-        ({"tokens_per_mib": [0, 1]}, "is not one number above 0 for each source"),
+        ({"tokens_per_mib": {}}, "is not one number above 0 for each source"),
+        ({"tokens_per_mib": {"news": 1, "wiki": 2, "books": 3}}, "is not one number above 0 for each source"),
+        ({"tokens_per_mib": {"news": 1, "books": 2}}, "is not one number above 0 for each source"),
+        ({"tokens_per_mib": {"news": 0, "wiki": 1}}, "is not one number above 0 for each source"),
+        ({"tokens_per_mib": [1, 2]}, "field 'tokens_per_mib' is a list, not a table of counts, or null"),
         ({"pass_sequences": [1, 2, 3, 4]}, "pass_sequences is not one number for each lane of a stream that ends"),
         ({"tokenizer_backend": "x" * 9999}, "which this version does not have"),
         ({"recipe": {}}, "made with another recipe"),
         ({"recipe": {"sources": None}}, "made with another recipe"),
         ({"recipe": []}, "field 'recipe' is a list, not a table"),
     ],
-    ids=range(16),
+    ids=range(18),
 )
 def test_a_stream_whose_numbers_disagree_is_refused_by_them(changes: dict[str, Any], says_it: str) -> None:
     message = refused(endless(), stream_with(states()["later"], **changes))
@@ -231,8 +251,8 @@ def test_the_counts_of_a_pass_are_one_a_lane() -> None:
 
 
 def test_a_place_that_one_pass_does_not_have_is_refused_before_anything_is_read() -> None:
-    state = lane_with(states()["pass"], segment=1, runs=[900, 0], scheduled_tokens=[10**6, 0], tokens=[1, 0],
-                      delivered=1, segment_digest="1" * 64, source_digests=["", ""])  # fmt: skip
+    start = {"segment": 1, "digest": "1" * 64, **places({"runs": 900}, place="pass")}
+    state = lane_with(states()["pass"], delivered=1, start=start, source_digests={"news": "", "wiki": ""})
     stream = pipeline(repeat=False).for_rank(0, 1)
     stream.load_state_dict(state)
     with pytest.raises(StateError) as refusal:
@@ -241,7 +261,7 @@ def test_a_place_that_one_pass_does_not_have_is_refused_before_anything_is_read(
 
 
 def test_numbers_that_are_only_large_do_not_end_in_another_error() -> None:
-    state = stream_with(states()["later"], tokens_per_mib=[2**62, 2**62], first_step=2**63 - 1)
+    state = stream_with(states()["later"], tokens_per_mib={"news": 2**62, "wiki": 2**62}, first_step=2**63 - 1)
     stream = pipeline().for_rank(0, 1)
     stream.load_state_dict(state)
     try:

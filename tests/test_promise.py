@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -30,6 +29,7 @@ from tests.scenarios import (
 )
 from torchtitan_zephon import ConfigError, Pipeline, RankStream, StateError
 from torchtitan_zephon.plan import keyed
+from torchtitan_zephon.state import decode_lane
 
 STEPS = 20
 Sources = dict[str, Path]
@@ -221,7 +221,8 @@ def test_a_resume_inside_a_large_row_group_continues_exactly(tmp_path: Path) -> 
         before, state = global_batches(make(), 1 + k // 2 % 2, k)
         after, end = global_batches(make(), 2 - k // 2 % 2, STEPS - k, state)
         assert (before + after, end) == (expected, last), k
-        inside += sum(json.loads(lane)["chunks"] != [0] for lane in state["lane"].values())
+        lanes = (decode_lane(lane, n, ["rows"]) for n, lane in enumerate(state["lane"].values()))
+        inside += sum(lane.start.sources["rows"].chunks > 0 for lane in lanes)
     assert inside, "no segment began between two chunks of a row group"
 
 

@@ -57,7 +57,11 @@ class Kind(NamedTuple):
 
 
 COUNT = Kind("count", is_count)
-COUNTS = Kind("list of counts, or null", lambda v: v is None or _list_of(is_count)(v), decode=lambda v: v and tuple(v))
+COUNTS = Kind(
+    "list of counts, or null",
+    lambda v: v is None or _list_of(is_count)(v),
+    decode=lambda v: None if v is None else tuple(v),
+)
 COUNT_BY_NAME = Kind("table of counts, or null", lambda v: v is None or _table_of(is_count)(v))
 TEXT = Kind("text", lambda v: isinstance(v, str))
 SHA256 = Kind("SHA-256", _hexadecimal(64))

@@ -20,7 +20,7 @@ from tests.scenarios import small_pipeline, tokenizer_folder
 from torchtitan_zephon import Pipeline, RankStream, StateError, ZephonError
 from torchtitan_zephon.plan import keyed
 from torchtitan_zephon.run import waiting
-from torchtitan_zephon.run.process import ProcessStream
+from torchtitan_zephon.run.process import Child, ChildEngine
 from torchtitan_zephon.run.ring import SLOTS
 from torchtitan_zephon.state import decode_stream
 
@@ -53,11 +53,17 @@ def soon(condition: Callable[[], object]) -> bool:
     return False
 
 
+def child_of(stream: RankStream) -> Child:
+    """The process that reads ``stream``, which has begun."""
+    engine = stream._engine
+    assert isinstance(engine, ChildEngine)
+    assert engine._child is not None
+    return engine._child
+
+
 def let_run_ahead(stream: RankStream) -> None:
     """Wait until the process has filled every slot of the ring; the batches stay to be taken."""
-    assert isinstance(stream, ProcessStream)
-    child = stream._child
-    assert child is not None
+    child = child_of(stream)
     while len(child._inbox) < SLOTS:
         child._inbox.append(child._listen())  # type: ignore[arg-type]
 

@@ -13,9 +13,8 @@ import pytest
 
 from tests.run.ranks import Meeting
 from tests.scenarios import corpus, global_batches, rank_steps, small_pipeline, write_jsonl
-from torchtitan_zephon import ConfigError, Pipeline, RecordError, SourceError, StateError, ZephonError
+from torchtitan_zephon import ConfigError, Pipeline, RankStream, RecordError, SourceError, StateError, ZephonError
 from torchtitan_zephon.run.agree import KINDS, LONGEST_ERROR, PARTS, agree, alone, attempt, gather
-from torchtitan_zephon.run.process import open_stream
 from torchtitan_zephon.run.statement import LONGEST, Statement, Table, clipped
 from torchtitan_zephon.state import decode_lane, encode_lane
 
@@ -122,7 +121,7 @@ def test_a_stream_in_a_process_of_its_own_compares_too(folders: list[Path]) -> N
     def begin(rank: int, exchange: Any) -> int:
         pipeline = made(folders[rank]).options(runner="process")
         alike = pipeline.for_rank(rank, 2)
-        stream = open_stream(alike.program, alike.layout, alike.settings, exchange=exchange)
+        stream = RankStream(alike.program, alike.layout, alike.settings, exchange=exchange)
         try:
             return len(rank_steps(stream, 1))
         finally:
@@ -249,7 +248,7 @@ def test_a_rank_with_another_checkpoint_is_named_with_both_steps(folders: list[P
 def test_mesh_peers_with_other_lane_states_are_found(folders: list[Path]) -> None:
     """Same recipe, same step, another digest: as if from a checkpoint of another run."""
     state = saved(folders[0], 3)
-    lane = decode_lane(state["lane"]["00002"], 2, 2)
+    lane = decode_lane(state["lane"]["00002"], 2, ["alpha", "gamma"])
     changed = encode_lane(dataclasses.replace(lane, digest="f" * 64))
     other = {**state, "lane": {**state["lane"], "00002": changed}}
     found, _ = outcomes(lambda rank: made(folders[rank]), degree=2, state=lambda rank: other if rank == 3 else state)

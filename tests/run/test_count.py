@@ -10,11 +10,12 @@ import pytest
 
 from tests.run.ranks import Meeting
 from tests.scenarios import corpus, global_batches, rank_steps, small_pipeline, text_of, texts_of, write_jsonl
-from torchtitan_zephon import ConfigError, TokenEstimation
+from torchtitan_zephon import ConfigError, RunSettings, TokenEstimation
 from torchtitan_zephon.program import Program
 from torchtitan_zephon.run import count
 from torchtitan_zephon.run.agree import Exchange
 from torchtitan_zephon.run.count import count_sequences, unlike
+from torchtitan_zephon.state import decode_stream
 
 
 def rates_of(program: Program) -> tuple[int, ...]:
@@ -31,8 +32,8 @@ def test_the_count_of_a_lane_is_what_it_gives_in_a_pass(tmp_path: Path, pack: di
     steps = rank_steps(stream, 10**6)
     given = [sum(step[lane].sequences[0].filled > 0 for step in steps) for lane in range(3)]
     program = stream.program
-    assert count_sequences(program, rates_of(program), range(3), workers) == dict(enumerate(given))
-    assert stream.snapshot().stream.pass_sequences == tuple(given)
+    assert count_sequences(program, rates_of(program), range(3), RunSettings(workers=workers)) == dict(enumerate(given))
+    assert decode_stream(stream.state_dict()["stream"]).pass_sequences == tuple(given)
     assert len(steps) == max(given)
 
 
@@ -42,10 +43,10 @@ def test_a_source_is_counted_once_a_process(tmp_path: Path) -> None:
         .for_rank(0, 1)
         .program
     )
-    counts = count_sequences(program, rates_of(program), [1, 3], 1)
+    counts = count_sequences(program, rates_of(program), [1, 3], RunSettings(workers=1))
     assert counts.keys() == {1, 3}
-    with mock.patch("torchtitan_zephon.run.count.Pool", side_effect=AssertionError):
-        assert count_sequences(program, rates_of(program), [3], 4) == {3: counts[3]}
+    with mock.patch("torchtitan_zephon.run.count.Fetch", side_effect=AssertionError):
+        assert count_sequences(program, rates_of(program), [3], RunSettings(workers=4)) == {3: counts[3]}
 
 
 def test_lanes_so_unlike_that_a_pass_is_mostly_padding_are_said_once_by_the_first_rank(
@@ -56,8 +57,8 @@ def test_lanes_so_unlike_that_a_pass_is_mostly_padding_are_said_once_by_the_firs
     pipeline = small_pipeline({"s": path}, lanes=4, global_batch_size=8, local_batch_size=2, repeat=False)
     for rank in (1, 0, 0):
         stream = pipeline.for_rank(rank, 2)
-        next(iter(stream))
-        counts, steps = stream.snapshot().stream.pass_sequences, stream._last_step
+        rank_steps(stream, 1)
+        counts = decode_stream(stream.state_dict()["stream"]).pass_sequences
         stream.close()
         if rank == 1:
             assert not caplog.records
@@ -66,6 +67,7 @@ def test_lanes_so_unlike_that_a_pass_is_mostly_padding_are_said_once_by_the_firs
     said = [record.message for record in caplog.records if "one pass takes" in record.message]
     assert len(said) == 1
     would_do = -(-sum(counts) // 8)
+    steps = -(-max(counts) // 2)
     assert f"one pass takes {steps:,} steps where {would_do:,} would do" in said[0]
     assert f"lane {counts.index(max(counts))} has {max(counts):,} sequences" in said[0]
 
@@ -134,4 +136,4 @@ def test_a_rank_that_cannot_count_is_named_by_all(tmp_path: Path) -> None:
 def test_a_repeating_stream_has_no_count(tmp_path: Path) -> None:
     program = small_pipeline(corpus(tmp_path, 30)).for_rank(0, 1).program
     with pytest.raises(ConfigError, match="a repeating stream has no last step"):
-        count_sequences(program, rates_of(program), range(4), 1)
+        count_sequences(program, rates_of(program), range(4), RunSettings(workers=1))

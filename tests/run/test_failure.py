@@ -103,7 +103,7 @@ def test_an_error_before_the_first_step_leaves_the_place_that_was_loaded(sources
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_replay_of_other_data_leaves_the_place_that_was_loaded(sources: Sources, runner: str) -> None:
     _, state = global_batches(small_pipeline(sources), 1, 3)
-    lane = decode_lane(state["lane"]["00001"], 1, len(sources))
+    lane = decode_lane(state["lane"]["00001"], 1, sources)
     state["lane"]["00001"] = encode_lane(replace(lane, digest="1" * 64))
     stream = small_pipeline(sources).options(runner=runner).for_rank(0, 1)
     stream.load_state_dict(state)

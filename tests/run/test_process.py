@@ -14,6 +14,7 @@ import pytest
 from tests.run.processes import (
     SOON_S,
     Sources,
+    child_of,
     children,
     exit_late,
     fail_late,
@@ -42,7 +43,6 @@ from torchtitan_zephon import (
 )
 from torchtitan_zephon.errors import ReplayError
 from torchtitan_zephon.ledger import read_ledger
-from torchtitan_zephon.run.process import ProcessStream, open_stream
 from torchtitan_zephon.run.ring import SLOTS
 from torchtitan_zephon.state import decode_lane, encode_lane
 
@@ -53,7 +53,7 @@ def same(a: Batch, b: Batch) -> bool:
     columns = [(getattr(a, n), getattr(b, n)) for n in ("input", "labels", "positions")]
     rows = list(zip(a.sequences, b.sequences, strict=True))
     columns += [(x.pieces, y.pieces) for x, y in rows]
-    columns += [(getattr(x.rows, n)[x.row], getattr(y.rows, n)[y.row]) for n in ("inputs", "labels") for x, y in rows]
+    columns += [(x.rows.columns[n][x.row], y.rows.columns[n][y.row]) for n in a.columns for x, y in rows]
     return (
         a.step == b.step
         and all(x.dtype == y.dtype and np.array_equal(x, y) for x, y in columns)
@@ -177,9 +177,9 @@ def test_a_ledger_that_cannot_be_written_ends_the_run_within_the_slots(sources: 
 def test_the_step_at_which_a_stream_begins_is_in_its_state(sources: Sources) -> None:
     alike = small_pipeline(sources).for_rank(0, 1)
     settings = RunSettings(runner="process")
-    stream = open_stream(alike.program, alike.layout, settings, first_step=7)
+    stream = RankStream(alike.program, alike.layout, settings, first_step=7)
     rank_steps(stream, 1)
-    resumed = open_stream(alike.program, alike.layout, settings)
+    resumed = RankStream(alike.program, alike.layout, settings)
     resumed.load_state_dict(stream.state_dict())
     stream.close()
     assert resumed.first_step == 7
@@ -196,8 +196,7 @@ def test_the_state_is_the_trainers_place_however_far_the_process_is_ahead(source
     _, expected = global_batches(small_pipeline(sources, **options), 1, 3)
     stream = made(sources, **options).for_rank(0, 1)
     rank_steps(stream, 3)
-    assert isinstance(stream, ProcessStream) and stream._child is not None
-    assert stream._child._socket.poll(SOON_S)  # a later batch waits, unread
+    assert child_of(stream)._socket.poll(SOON_S)  # a later batch waits, unread
     assert stream.state_dict() == expected
     let_run_ahead(stream)
     assert stream.state_dict() == expected
@@ -293,7 +292,7 @@ def test_an_error_that_cannot_travel_arrives_as_text(sources: Sources) -> None:
 
 def test_replayed_data_that_differs_is_an_error_here_too(sources: Sources) -> None:
     _, state = global_batches(small_pipeline(sources), 1, 3)
-    saved = decode_lane(state["lane"]["00001"], 1, len(sources))
+    saved = decode_lane(state["lane"]["00001"], 1, sources)
     state["lane"]["00001"] = encode_lane(replace(saved, digest="1" * 64))
     stream = made(sources).for_rank(0, 1)
     stream.load_state_dict(state)

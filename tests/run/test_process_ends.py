@@ -340,7 +340,8 @@ def test_a_shared_memory_mount_of_64_kilobytes_does_not_matter(sources: Sources)
         stream = made().pack_flat(max_length=4096).batch(microbatch_size=8).options(global_batch_size=8).for_rank(0, 1)
         for _, batch in zip(range(6), stream):
             say(batch.input.nbytes)
-        print(open(f"/proc/{stream._child._process.pid}/maps").read().count("/dev/shm"), os.listdir("/dev/shm"))
+        pid = processes.child_of(stream)._process.pid
+        print(open(f"/proc/{pid}/maps").read().count("/dev/shm"), os.listdir("/dev/shm"))
         """
     )
     done = subprocess.run(

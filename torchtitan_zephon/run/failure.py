@@ -11,9 +11,13 @@ DIED = "with its process, which held its place"
 
 
 class Failure(NamedTuple):
-    """``state``: behind the last step that was handed out whole; or in words, after "ended", why there is none."""
+    """``step``: the last one that was handed out, or was being handed out.
+
+    ``state``: behind it if it was handed out whole; or in words, after "ended", why there is none.
+    """
 
     error: BaseException
+    step: int
     state: dict[str, Any] | str
 
     def saved(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Conserved: chunks planned = arrived + in work. Owner: the thread that iterates.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -28,6 +29,7 @@ class Fetch:
         self.active = list(lanes)
         self._program, self._settings = program, settings
         self._pool = Pool(settings.workers)
+        self._close = weakref.finalize(self, self._pool.close)  # of a stream that nobody closes, too
         self._work: dict[int, deque[tuple[Future[Packet], Chunk]]] = {lane.number: deque() for lane in lanes}
         self._trips: dict[int, deque[tuple[Future[Documents], Trip]]] = {lane.number: deque() for lane in lanes}
         self._bytes_out = 0
@@ -67,7 +69,7 @@ class Fetch:
 
     def close(self) -> None:
         """End the workers. Safe to call twice."""
-        self._pool.close()
+        self._close()
 
 
 def _run(chunk: Chunk, function: Callable[[Documents], Documents], documents: Documents) -> Documents:

@@ -122,17 +122,18 @@ class RankStream:
 
     def _fail(self, error: BaseException, step: int, at_end: bool) -> None:
         """End with ``error``. A trainer that stands at the end of ``step`` can still save that."""
-        self._failure = Failure(error, f"in the middle of step {step}")
+        self._failure = Failure(error, step, f"in the middle of step {step}")
         try:
             if at_end:
                 place = self._at.encode() if self._engine is None else self._engine.place(step)
-                self._failure = Failure(error, place)
+                self._failure = Failure(error, step, place)
         finally:
             self._drop()
 
     def close(self) -> None:
         """End the workers. Reading or saving afterwards is an error; ``load_state_dict`` opens it again."""
-        self._failure = Failure(ConfigError("this stream was closed; load_state_dict opens it again."), "by close()")
+        closed = ConfigError("this stream was closed; load_state_dict opens it again.")
+        self._failure = Failure(closed, self.step, "by close()")
         self._drop()
 
     def _drop(self) -> None:
@@ -143,6 +144,8 @@ class RankStream:
     @property
     def step(self) -> int:
         """Steps whose last local batch was handed out, or is being handed out."""
+        if self._failure is not None:
+            return self._failure.step
         return self._at.stream.step if self._engine is None else self._engine.step
 
     @property
