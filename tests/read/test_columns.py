@@ -257,7 +257,7 @@ def test_a_shard_whose_texts_are_all_null_is_refused_by_name(tmp_path: Path) -> 
 
 def test_shards_may_have_other_columns_in_another_order(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", table_of(extra=range(200)))
-    write(tmp_path / "b.parquet", table_of().take(["n", "text"]))
+    write(tmp_path / "b.parquet", table_of().select(["n", "text"]))
     source = open_source("s", str(tmp_path), "text")
     assert texts(source, keeping(lambda r: r.get("extra", r["n"]) < 50)) == TEXTS[:50] * 2
     with pytest.raises(FunctionError, match=r"KeyError: 'extra'.*b\.parquet"):
