@@ -11,7 +11,7 @@ import functools
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,7 @@ class Program:
     @property
     def packing(self) -> Packing:
         """How rows are made."""
-        recipe = self.recipe
-        return Packing(
-            algorithm=recipe.pack,
-            label_shift=recipe.label_shift,
-            seq_len=self.seq_len,
-            padding_id=self.tokenize.padding_id,
-        )
+        return self.recipe.packing(self.seq_len, self.tokenize.padding_id)
 
     def work(self, chunk: Chunk) -> Packet:
         """The documents of ``chunk``: read, map and filter, permute, tokenise. Pure; any thread may run it."""
@@ -286,23 +280,7 @@ def _identity(
     """The recipe as plain values. Left out on purpose: source folders (only content matters), workers, prefetch and
     ledger (speed and reporting), dp degree and local batch (which rank reads, not what is read)."""
     weights = integer_weights({s.name: recipe.sources[s.name].weight for s in sources})
-    plain = {
-        name: getattr(recipe, name)
-        for name in (
-            "lanes",
-            "seed",
-            "pack",
-            "label_shift",
-            "estimate_bytes",
-            "shuffle_chunks",
-            "shuffle_records",
-            "shuffle_buffer_sequences",
-            "flush_every_sequences",
-            "shares",
-            "chunk_bytes",
-            "repeat",
-        )
-    }
+    plain = {f.name: getattr(recipe, f.name) for f in fields(recipe) if f.metadata["in_identity"]}
     return {
         "stream_format": STREAM_FORMAT,
         "seq_len": seq_len,

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from ..settings import setting
 from .chunking import Chunk
 from .cursor import Cursor, LaneRuns, replaced
 from .mixture import Mixture
@@ -31,6 +32,24 @@ TRUSTED_CHUNKS = 16
 """The estimate of a source's tokens per byte is worth as much as reading so many of its chunks."""
 
 Ends = Literal["", "segment", "lane"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentSettings:
+    """How long a segment is, and what keeps the shares of the sources."""
+
+    flush_every_sequences: int = setting(
+        256,
+        "A lane empties its buffers after the chunks of about this many sequences, a segment. A restore replays up to "
+        "one segment a lane.",
+        low=1,
+        high=2**30,
+    )
+    shares: Literal["measured", "estimated"] = setting(
+        "measured",
+        "What a source's share is kept by: the tokens that were read of it (`measured`, a segment behind), or the "
+        "`estimated` tokens per byte for ever.",
+    )
 
 
 class SourcePlace(NamedTuple):
