@@ -365,7 +365,7 @@ def test_every_public_name_is_there_and_no_other() -> None:
         _ = torchtitan_zephon.Pipelime
 
 
-@pytest.mark.parametrize("module", ["cli", "check", "verify", "ledger", "reference", "titan.job"])
+@pytest.mark.parametrize("module", ["cli", "check", "verify", "ledger", "reference", "titan.job", "titan.generations"])
 def test_the_commands_load_without_torch(module: str) -> None:
     script = f"import sys, {PACKAGE}.{module}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)

@@ -23,7 +23,7 @@ from torchtitan_zephon.cli import VERSION, main
 from torchtitan_zephon.errors import Problems
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.program import Program
-from torchtitan_zephon.titan import GENERATIONS, STOCK
+from torchtitan_zephon.titan.generations import NEWEST, SUPPORTED
 from torchtitan_zephon.titan.job import read_job
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,8 +64,8 @@ def job_file(tmp_path: Path) -> Path:
 def report_of(job_file: Path, *overrides: str, dp: list[int] | None = None, version: str = "0.3.0") -> Report:
     """The report where TorchTitan is not installed."""
     found = Problems()
-    job = read_job([f"--job.config_file={job_file}", *overrides], STOCK[version], found)
-    return check(job, Release(version=version, unchecked="it is not installed"), dp, None, found)
+    job = read_job([f"--job.config_file={job_file}", *overrides], SUPPORTED[version].stock_recipe, found)
+    return check(job, Release(generation=SUPPORTED[version], unchecked="it is not installed"), dp, None, found)
 
 
 def not_installed() -> str:
@@ -74,7 +74,7 @@ def not_installed() -> str:
         present = metadata.version("torchtitan").partition("+")[0]
     except metadata.PackageNotFoundError:
         present = ""
-    return next(version for version in GENERATIONS if version != present)
+    return next(version for version in SUPPORTED if version != present)
 
 
 def command(*words: object) -> int:
@@ -486,7 +486,7 @@ def test_without_torchtitan_the_newest_release_is_assumed(monkeypatch: pytest.Mo
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)
-    assert find_release(None) == Release(version=list(GENERATIONS)[-1], unchecked="it is not installed")
+    assert find_release(None) == Release(generation=NEWEST, unchecked="it is not installed")
 
 
 def test_an_installed_release_that_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ from tests.scenarios import BOS, EOS, tokenizer_folder
 from tests.titan.forks import ROOT, forked
 from tests.titan.launches import alone
 from torchtitan_zephon.ledger import read_ledger
-from torchtitan_zephon.titan import STOCK, generation, installed_version
 from torchtitan_zephon.titan.feed import Feed
+from torchtitan_zephon.titan.generations import installed
 from torchtitan_zephon.titan.loader import StreamLoader, TorchBatch
 
 JOB = """
@@ -64,8 +64,8 @@ path = "{data}/held_out.jsonl"
 """
 """A job of the demo's two sources for the real trainer, as small as it gets."""
 
-VERSION = installed_version()
-STOCK_RECIPE = STOCK[VERSION]
+VERSION = installed().version
+STOCK_RECIPE = installed().stock_recipe
 """Recipe keys that follow the stock text loader of the installed release."""
 
 
@@ -103,7 +103,7 @@ def build(
     feed: Feed, tokenizer: HuggingFaceTokenizer, *, seq_len: int, local: int, degree: int = 1, rank: int = 0
 ) -> StreamLoader:
     """The loader as the installed TorchTitan builds it."""
-    loader: Any = generation().ZephonDataLoader
+    loader: Any = installed().load().ZephonDataLoader
     place: dict[str, Any] = {"dp_world_size": degree, "dp_rank": rank, "tokenizer": tokenizer}
     sizes = {"seq_len": seq_len, "local_batch_size": local}
     if VERSION == "0.2.2":

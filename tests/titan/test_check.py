@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import warnings
@@ -30,14 +29,15 @@ from torchtitan_zephon.config import Recipe
 from torchtitan_zephon.errors import Problems
 from torchtitan_zephon.plan.layout import Layout
 from torchtitan_zephon.run.stream import RankStream
-from torchtitan_zephon.titan import STOCK, installed_version
 from torchtitan_zephon.titan.checkpoint import Restart, check_files, checkpoint_to_load, read_loader_state
 from torchtitan_zephon.titan.feed import Feed, tokenizer_spec
+from torchtitan_zephon.titan.generations import installed
 from torchtitan_zephon.titan.job import Job, parse_job, read_job
 from torchtitan_zephon.titan.preflight import check_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-VERSION = installed_version()
+GENERATION = installed()
+VERSION = GENERATION.version
 OLDER = VERSION == "0.2.2"
 STEPS = 3
 JOB = """
@@ -63,12 +63,12 @@ path = "wiki"
 
 
 def job_of(job_file: Path, *overrides: str) -> Job:
-    return parse_job([f"--job.config_file={job_file}", *overrides], STOCK[VERSION])
+    return parse_job([f"--job.config_file={job_file}", *overrides], GENERATION.stock_recipe)
 
 
 def report_of(job_file: Path, checkpoint: Path | None, *overrides: str, dp: list[int] | None = None) -> Report:
     problems = Problems()
-    job = read_job([f"--job.config_file={job_file}", *overrides], STOCK[VERSION], problems)
+    job = read_job([f"--job.config_file={job_file}", *overrides], GENERATION.stock_recipe, problems)
     return check(job, find_release(None), dp, checkpoint, problems)
 
 
@@ -192,8 +192,7 @@ def test_the_tokenizer_is_to_the_last_id_the_one_that_torchtitan_gives_the_loade
 def test_what_a_job_does_not_state_is_what_torchtitan_takes(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text('[training]\nglobal_batch_size = 16\n[zephon.sources.a]\npath = "a"\n', "utf-8")
-    build_config = importlib.import_module(f"torchtitan_zephon.titan.{'v022' if OLDER else 'v030_job'}").build_config
-    config = build_config(job_of(file))
+    config = GENERATION.load().build_config(job_of(file))
     for (section, key), default in DEFAULTS.items():
         if OLDER:
             table = getattr(config, section)
@@ -447,10 +446,10 @@ def test_the_checkpoint_the_job_would_load_is_the_trainers_choice(job_file: Path
         load_step=table.get("load_step", -1),
         initial_load_path=table.get("initial_load_path"),
         initial_load_model_only=table.get("initial_load_model_only", True),
-        initial_load_if_no_folder=OLDER,
+        initial_load_if_no_folder=GENERATION.initial_load_if_no_folder,
         exclude_from_loading=[],
     )
-    assert report.would_load == checkpoint_of(report.job, VERSION) == checkpoint_to_load(restart)
+    assert report.would_load == checkpoint_of(report.job, GENERATION) == checkpoint_to_load(restart)
     if report.would_load is not None:
         assert f"the job would load {report.would_load}" in check_text(report)
 

@@ -14,13 +14,11 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from ..config import Recipe
 from ..errors import Problems
-from ..titan import GENERATIONS, installed_version
+from ..titan.generations import NEWEST, SUPPORTED, Generation, installed, version_here
 from ..titan.job import Job
 from .degrees import Degree, Mesh, default_degrees, mesh_of, training_degree, validation_degree
 from .resume import Resume, check_resume, checkpoint_of, find_checkpoint
@@ -35,7 +33,7 @@ class Release:
     ``fits``: whether it takes all of them.
     """
 
-    version: str
+    generation: Generation
     unchecked: str | None
     fits: bool = True
 
@@ -92,14 +90,11 @@ class Report:
 
 def find_release(asked: str | None) -> Release:
     """The release ``asked`` for, else the installed one, else the newest. ``ConfigError`` for an unsupported one."""
-    try:
-        present: str | None = metadata.version("torchtitan").partition("+")[0]
-    except metadata.PackageNotFoundError:
-        present = None
+    present = version_here()
     if asked is None and present is not None:
-        return Release(version=installed_version(), unchecked=None)
-    version = asked or list(GENERATIONS)[-1]
-    return Release(version=version, unchecked=None if version == present else "it is not installed")
+        return Release(generation=installed(), unchecked=None)
+    generation = NEWEST if asked is None else SUPPORTED[asked]
+    return Release(generation=generation, unchecked=None if generation.version == present else "it is not installed")
 
 
 def check(
@@ -110,24 +105,24 @@ def check(
     ``problems``: those found when the job was parsed; what is found here is added.
     """
     release, vocab_size = titan_check(job, release, problems)
-    version = release.version
+    generation = release.generation
     mesh, asked, rows = None, tuple(degrees or ()), []
     with problems:
         mesh = mesh_of(job)
-        asked = asked or default_degrees(job, version, mesh)
-        rows = [training_degree(job, version, mesh, dp) for dp in asked]
+        asked = asked or default_degrees(job, generation, mesh)
+        rows = [training_degree(job, generation, mesh, dp) for dp in asked]
     misfits = told("does not fit", rows, {}, problems)
-    train = reading(job, version, job.recipe, vocab_size, problems)
+    train = reading(job, generation, job.recipe, vocab_size, problems)
     train = dataclasses.replace(train, degrees=tuple(rows), misfits=misfits)
     validation, enabled, valid = None, False, []
     with problems:
         enabled = stated(job, "validation", "enable")
     if job.validation is not None and enabled:
         with problems:
-            valid = [validation_degree(job, version, mesh, dp) for dp in asked] if mesh is not None else []
+            valid = [validation_degree(job, generation, mesh, dp) for dp in asked] if mesh is not None else []
         known = {row.problem: misfits[row.dp] for row in rows if row.dp in misfits}
         misfits = told("validation does not fit", valid, known, problems)
-        validation = reading(job, version, validation_recipe(job, job.validation), vocab_size, problems)
+        validation = reading(job, generation, validation_recipe(job, job.validation), vocab_size, problems)
         validation = dataclasses.replace(validation, degrees=tuple(valid), misfits=misfits)
     return Report(
         job=job,
@@ -135,7 +130,7 @@ def check(
         mesh=mesh,
         train=train,
         validation=validation,
-        checkpoint=checked_checkpoint(job, version, train, checkpoint, problems),
+        checkpoint=checked_checkpoint(job, generation, train, checkpoint, problems),
         vocab_size=vocab_size,
         problems=tuple(problems.texts),
     )
@@ -156,14 +151,16 @@ def validation_recipe(job: Job, recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, repeat=recipe.repeat and not whole)
 
 
-def checked_checkpoint(job: Job, version: str, train: Reading, asked: Path | None, problems: Problems) -> Checkpoint:
+def checked_checkpoint(
+    job: Job, generation: Generation, train: Reading, asked: Path | None, problems: Problems
+) -> Checkpoint:
     """Whether ``job`` can go on from the checkpoint that ``asked`` means; without one, what it would load itself."""
     checkpoint = Checkpoint(asked=asked)
     with problems:
         found = None if asked is None else find_checkpoint(asked, job)
         if found is None:
             checkpoint = dataclasses.replace(checkpoint, empty=asked is not None)
-            return dataclasses.replace(checkpoint, would_load=checkpoint_of(job, version))
+            return dataclasses.replace(checkpoint, would_load=checkpoint_of(job, generation))
         checkpoint = dataclasses.replace(checkpoint, found=found)
         resume = check_resume(job, train.program, found)
         for text in resume.told:
@@ -188,30 +185,11 @@ def titan_check(job: Job, release: Release, problems: Problems) -> tuple[Release
     logging.disable(logging.WARNING)  # TorchTitan warns of its own defaults
     try:
         with problems:
-            _build_config(job, release.version)
+            release.generation.load().build_config(job)
         with problems:
-            size = _vocab_size(alone, release.version)
+            size = release.generation.load().model_vocab_size(alone)
     except ImportError as error:
         return dataclasses.replace(release, unchecked=f"it cannot be imported here: {error}"), None
     finally:
         logging.disable(logging.NOTSET)
     return dataclasses.replace(release, fits=len(problems.texts) == before), size
-
-
-def _build_config(job: Job, version: str) -> Any:
-    if version == "0.2.2":
-        from ..titan import v022
-
-        return v022.build_config(job)
-    from ..titan import v030_job
-
-    return v030_job.build_config(job)
-
-
-def _vocab_size(job: Job, version: str) -> int | None:
-    config = _build_config(job, version)
-    if version != "0.2.2":
-        return getattr(config.model_spec.model, "vocab_size", None)
-    from ..titan import v022
-
-    return v022.start_of(job, config, v022.spec_of(config), 1, lambda: None).vocab_size

@@ -18,6 +18,7 @@ from ..plan.layout import Layout
 from ..program import Program
 from ..run.stream import RankStream
 from ..state import NEW_STREAM, StreamState, decode_stream
+from ..titan.generations import Generation
 from ..titan.job import Job
 from .stated import stated
 
@@ -194,7 +195,7 @@ def own_folder(job: Job) -> Path:
     return Path(stated(job, "job", "dump_folder")) / folder
 
 
-def checkpoint_of(job: Job, version: str) -> Path | None:
+def checkpoint_of(job: Job, generation: Generation) -> Path | None:
     """The checkpoint that ``job`` itself would load now; None without torch to look with. Raises ``StateError``."""
     try:
         titan = _reader()
@@ -207,7 +208,7 @@ def checkpoint_of(job: Job, version: str) -> Path | None:
         initial_load_path=stated(job, "checkpoint", "initial_load_path", ""),
         initial_load_model_only=stated(job, "checkpoint", "initial_load_model_only"),
         exclude_from_loading=stated(job, "checkpoint", "exclude_from_loading"),
-        initial_load_if_no_folder=version == "0.2.2",
+        initial_load_if_no_folder=generation.initial_load_if_no_folder,
     )
     found: Path | None = titan.checkpoint_to_load(restart)
     return found

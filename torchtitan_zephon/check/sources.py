@@ -21,6 +21,7 @@ from ..plan.chunking import cut
 from ..program import Program, check_seq_len, compile_program, opened
 from ..read.files import Manifest
 from ..read.records import Source
+from ..titan.generations import Generation
 from ..titan.job import Job
 from .degrees import Degree
 from .stated import stated
@@ -60,13 +61,13 @@ class Reading:
     misfits: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
-def reading(job: Job, version: str, recipe: Recipe, vocab_size: int | None, problems: Problems) -> Reading:
+def reading(job: Job, generation: Generation, recipe: Recipe, vocab_size: int | None, problems: Problems) -> Reading:
     """Open and measure the sources of ``recipe``; what is wrong with any of them, or the tokenizer, is a problem."""
     found = Reading(recipe=recipe)
     if not recipe.sources:  # told when the job was parsed
         return found
     with problems:
-        seq_len = seq_len_of(job, version, training=recipe is job.recipe)
+        seq_len = seq_len_of(job, generation, training=recipe is job.recipe)
         check_seq_len(seq_len)
         found = dataclasses.replace(found, seq_len=seq_len)
     tokenizer = None
@@ -131,10 +132,11 @@ def facts_of(program: Program, recipe: Recipe) -> tuple[SourceFacts, ...]:
     )
 
 
-def seq_len_of(job: Job, version: str, *, training: bool) -> int:
+def seq_len_of(job: Job, generation: Generation, *, training: bool) -> int:
     """Tokens of a sequence, in training or validation."""
     seq_len: int = stated(job, "training", "seq_len")
-    return stated(job, "validation", "seq_len", seq_len) if not training and version == "0.2.2" else seq_len
+    own = generation.validation_sizes and not training
+    return stated(job, "validation", "seq_len", seq_len) if own else seq_len
 
 
 def assets_of(job: Job) -> str:

@@ -52,12 +52,13 @@ def check_text(report: Report) -> str:
 
 def _head(report: Report) -> str:
     job, recipe, release, tokenize = report.job, report.job.recipe, report.release, report.train.tokenize
+    version = release.generation.version
     if release.unchecked is not None:
-        against = f"{release.version} assumed ({release.unchecked}): its label_shift; other sections are not checked"
+        against = f"{version} assumed ({release.unchecked}): its label_shift; other sections are not checked"
     elif release.fits:
-        against = f"{release.version}, installed; the job's other sections fit it"
+        against = f"{version}, installed; the job's other sections fit it"
     else:
-        against = f"{release.version}, installed; the job's other sections do not fit it, see below"
+        against = f"{version}, installed; the job's other sections do not fit it, see below"
     shared = ", which ranks may share" if job.settings.shared_lanes else ""
     rows = {
         "job": str(job.config_file),

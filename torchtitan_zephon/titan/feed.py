@@ -14,6 +14,7 @@ from ..ops.tokenize import TokenizerSpec
 from ..ops.tokenizer_files import FILES, Roles, make_spec, open_tokenizer, spec_of, unusable
 from ..plan.layout import Layout
 from ..program import Program, compile_program
+from .job import Job
 
 if TYPE_CHECKING:
     from torchtitan.components.tokenizer import BaseTokenizer
@@ -65,6 +66,18 @@ class Feed:
 
 
 _programs: dict[str, Program] = {}
+
+
+def training_feed(job: Job) -> Feed:
+    """What the training loader of ``job`` reads."""
+    return Feed(recipe=job.recipe, settings=job.settings, global_batch_size=job.global_batch_size)
+
+
+def validation_feed(job: Job, *, steps: int) -> Feed:
+    """What the validator of ``job`` reads, the whole set once if ``steps`` is -1. It writes no batch ledger."""
+    assert job.validation is not None
+    settings = dataclasses.replace(job.settings, ledger=None)
+    return dataclasses.replace(training_feed(job), recipe=job.validation, settings=settings, infinite=steps != -1)
 
 
 def tokenizer_spec(tokenizer: BaseTokenizer, recipe: Recipe) -> TokenizerSpec:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -28,12 +27,17 @@ from ..run.agree import attempt
 from . import cpu
 from .checkpoint import Restart
 from .feed import Feed
+from .generations import GENERATIONS
 from .loader import DataMetrics, StreamLoader
 from .preflight import Reading, Start, agreed, preflight
+
+RELEASE = GENERATIONS["0.3.0"]
 
 
 class ZephonDataLoader(StreamLoader):
     """Global batch t is the same bytes in the same order, whatever ``dp_world_size`` is."""
+
+    columns = RELEASE.columns
 
     @dataclasses.dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
@@ -151,7 +155,6 @@ def start_of(config: Trainer.Config, world_size: int) -> Start:
     validation = None
     if validator.enable and isinstance(validator.dataloader, ZephonDataLoader.Config):
         validation = reading(feed=feed_of(dataclasses.replace(validator.dataloader, infinite=validator.steps != -1)))
-    checkpoint = config.checkpoint
     return Start(
         train=reading(feed=feed_of(loader)),
         validation=validation,
@@ -160,15 +163,7 @@ def start_of(config: Trainer.Config, world_size: int) -> Start:
         hf_assets_path=config.hf_assets_path,
         tokenizer=lambda: config.tokenizer.build(tokenizer_path=config.hf_assets_path),
         vocab_size=getattr(config.model_spec.model, "vocab_size", None),
-        restart=Restart(
-            enable=checkpoint.enable,
-            folder=Path(config.dump_folder) / checkpoint.folder,
-            load_step=checkpoint.load_step,
-            initial_load_path=checkpoint.initial_load_path,
-            initial_load_model_only=checkpoint.initial_load_model_only,
-            initial_load_if_no_folder=False,
-            exclude_from_loading=checkpoint.exclude_from_loading,
-        ),
+        restart=Restart.of(config.checkpoint, config.dump_folder, RELEASE),
     )
 
 

@@ -134,6 +134,13 @@ def build_config(job: Job) -> ZephonTrainer.Config:
     return assembled(tables, problems, **parts)
 
 
+def model_vocab_size(job: Job) -> int | None:
+    """Entries of the vocabulary of the job's model, if it says how many. Raises ``ConfigError``."""
+    spec = build_config(job).model_spec
+    assert spec is not None
+    return getattr(spec.model, "vocab_size", None)
+
+
 def assembled(tables: dict[str, dict[str, Any]], problems: Problems, **parts: Any) -> ZephonTrainer.Config:
     """A configuration of ``tables``, in 0.3.0's keys, and ``parts`` that are ready; else TorchTitan's defaults.
 
