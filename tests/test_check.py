@@ -17,12 +17,12 @@ import tokenizers
 
 from tests.scenarios import BOS, EOS, texts_of, tokenizer_folder, write_jsonl, write_parquet
 from torchtitan_zephon import ConfigError
-from torchtitan_zephon.check import Release, Report, check, find_release
-from torchtitan_zephon.check.text import WIDTH, check_text
 from torchtitan_zephon.cli import VERSION, main
 from torchtitan_zephon.errors import Problems
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.program import Program
+from torchtitan_zephon.titan.check import Release, Report, check, find_release
+from torchtitan_zephon.titan.check.text import WIDTH, check_text
 from torchtitan_zephon.titan.generations import NEWEST, SUPPORTED
 from torchtitan_zephon.titan.job import read_job
 

@@ -7,15 +7,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import __version__, check
-from .check.sources import seq_len_of, tokenizer_of
-from .check.text import check_text
+from . import __version__
 from .config import RunSettings, is_job, load_recipe
 from .errors import ConfigError, Problems, ZephonError
 from .ledger import read_ledger
 from .ops.tokenizer_files import load_tokenizer
 from .program import STREAM_FORMAT, Program, compile_program
 from .state import FORMAT
+from .titan.check import check, find_release
+from .titan.check.sources import seq_len_of, tokenizer_of
+from .titan.check.text import check_text
 from .titan.generations import SUPPORTED
 from .titan.job import parse_job, read_job
 from .toml_files import load_toml
@@ -98,10 +99,10 @@ def _degrees(text: str) -> list[int]:
 
 
 def _check(options: argparse.Namespace) -> int:
-    release = check.find_release(options.torchtitan)
+    release = find_release(options.torchtitan)
     problems = Problems()
     job = read_job([f"--job.config_file={options.job}", *options.overrides], release.generation.stock_recipe, problems)
-    report = check.check(job, release, options.dp, options.checkpoint, problems)
+    report = check(job, release, options.dp, options.checkpoint, problems)
     print(check_text(report))
     return 0 if report.good else 1
 
@@ -131,7 +132,7 @@ def _job_program(options: argparse.Namespace) -> Program:
             f"{options.file!r} is a job, which names its tokenizer and its sequence length itself; --tokenizer and "
             "--seq-len are for recipes. To try others: --model.hf_assets_path FOLDER, --training.seq_len 2048."
         )
-    generation = check.find_release(options.torchtitan).generation
+    generation = find_release(options.torchtitan).generation
     job = parse_job([f"--job.config_file={options.file}", *options.overrides], generation.stock_recipe)
     tokenizer = tokenizer_of(job, job.recipe)
     return compile_program(

@@ -19,16 +19,16 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.scenarios import BOS, EOS, rank_steps, texts_of, tokenizer_folder, write_jsonl
 from torchtitan_zephon import ConfigError, RunSettings, StateError
-from torchtitan_zephon.check import Report, check, find_release
-from torchtitan_zephon.check.resume import checkpoint_of
-from torchtitan_zephon.check.sources import tokenizer_of
-from torchtitan_zephon.check.stated import DEFAULTS
-from torchtitan_zephon.check.text import check_text
 from torchtitan_zephon.cli import main
 from torchtitan_zephon.config import Recipe
 from torchtitan_zephon.errors import Problems
 from torchtitan_zephon.plan.layout import Layout
 from torchtitan_zephon.run.stream import RankStream
+from torchtitan_zephon.titan.check import Report, check, find_release
+from torchtitan_zephon.titan.check.resume import checkpoint_of
+from torchtitan_zephon.titan.check.sources import tokenizer_of
+from torchtitan_zephon.titan.check.stated import DEFAULTS
+from torchtitan_zephon.titan.check.text import check_text
 from torchtitan_zephon.titan.checkpoint import Restart, check_files, checkpoint_to_load, read_loader_state
 from torchtitan_zephon.titan.feed import Feed, tokenizer_spec
 from torchtitan_zephon.titan.generations import installed

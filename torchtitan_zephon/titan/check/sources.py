@@ -12,17 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import Recipe
-from ..errors import Problems, TokenizerError
-from ..estimate import Estimate
-from ..ops.tokenize import Tokenize, TokenizerSpec, check_vocabulary
-from ..ops.tokenizer_files import load_tokenizer, unusable
-from ..plan.chunking import cut
-from ..program import Program, check_seq_len, compile_program, opened
-from ..read.files import Manifest
-from ..read.records import Source
-from ..titan.generations import Generation
-from ..titan.job import Job
+from ...config import Recipe
+from ...errors import Problems, TokenizerError
+from ...estimate import Estimate
+from ...ops.tokenize import Tokenize, TokenizerSpec, check_vocabulary
+from ...ops.tokenizer_files import load_tokenizer, unusable
+from ...plan.chunking import cut
+from ...program import Program, check_seq_len, compile_program, opened
+from ...read.files import Manifest
+from ...read.records import Source
+from ..generations import Generation
+from ..job import Job
 from .degrees import Degree
 from .stated import stated
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from .. import __version__
-from ..ops.tokenize import Tokenize
-from ..program import STREAM_FORMAT, unended
-from ..read.files import shared_files
-from ..state import FORMAT
+from ... import __version__
+from ...ops.tokenize import Tokenize
+from ...program import STREAM_FORMAT, unended
+from ...read.files import shared_files
+from ...state import FORMAT
 from . import Report
 from .degrees import Degree, Mesh
 from .resume import Resume

@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import ConfigError, Problems
-from ..titan.feed import Feed, training_feed, validation_feed
-from ..titan.generations import Generation
-from ..titan.job import Job
+from ...errors import ConfigError, Problems
+from ..feed import Feed, training_feed, validation_feed
+from ..generations import Generation
+from ..job import Job
 from .stated import stated
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..changes import recipe_changes
-from ..errors import ConfigError, StateError, ZephonError
-from ..plan.layout import Layout
-from ..program import Program
-from ..run.stream import RankStream
-from ..state import NEW_STREAM, StreamState, decode_stream
-from ..titan.generations import Generation
-from ..titan.job import Job
+from ...changes import recipe_changes
+from ...errors import ConfigError, StateError, ZephonError
+from ...plan.layout import Layout
+from ...program import Program
+from ...run.stream import RankStream
+from ...state import NEW_STREAM, StreamState, decode_stream
+from ..generations import Generation
+from ..job import Job
 from .stated import stated
 
 LONGEST_CHANGE = 92
@@ -216,7 +216,7 @@ def checkpoint_of(job: Job, generation: Generation) -> Path | None:
 
 def _reader() -> ModuleType:
     try:
-        from ..titan import checkpoint
+        from .. import checkpoint
     except ImportError as error:
         raise ZephonError(f"reading a checkpoint needs torch, in the build that fits the machine ({error}).") from None
     return checkpoint

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import Recipe
-from ..errors import Problems
-from ..titan.generations import NEWEST, SUPPORTED, Generation, installed, version_here
-from ..titan.job import Job
+from ...config import Recipe
+from ...errors import Problems
+from ..generations import NEWEST, SUPPORTED, Generation, installed, version_here
+from ..job import Job
 from .degrees import Degree, Mesh, default_degrees, mesh_of, training_degree, validation_degree
 from .resume import Resume, check_resume, checkpoint_of, find_checkpoint
 from .sources import Reading, reading
