@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from .errors import ConfigError, Problems, nearest
-from .toml_files import Origin, anchor_paths, load_toml
+from .paths import anchor_paths
+from .toml_files import load_toml
 
 T = TypeVar("T")
 
@@ -319,4 +320,4 @@ def recipe_table(path: str | Path) -> dict[str, Any]:
             f"level. To look at a job: torchtitan-zephon explain {path}, or check {path}. To train it: torchrun ... "
             f"-m torchtitan_zephon.train --job.config_file {path}."
         )
-    return anchor_paths(table, Origin.file(path))
+    return anchor_paths(table, path)

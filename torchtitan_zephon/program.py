@@ -24,6 +24,7 @@ from .estimate import Estimate, estimate
 from .lane import LaneProgram, usable
 from .ops import fast
 from .ops.tokenize import Tokenize, TokenizerSpec, Wanted, tokenize
+from .paths import StatedPath
 from .plan import keyed
 from .plan.chunking import Chunk, ChunkTable, cut
 from .plan.cursor import Dealt, Endless, LanePlan, lane_offsets, order_keys
@@ -35,7 +36,6 @@ from .read.records import Function, Source
 from .read.sources import open_source
 from .records import Texts, Tokens
 from .state import recipe_hash
-from .toml_files import StatedPath
 
 STREAM_FORMAT = 2
 """Version of the order itself: golden hashes change only together with it."""

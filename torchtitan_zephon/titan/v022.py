@@ -38,13 +38,13 @@ from torchtitan.train import Trainer
 
 from ..config import Recipe, RunSettings
 from ..errors import ConfigError, Problems, TokenizerError, nearest
+from ..paths import anchor_paths
 from ..run.agree import attempt
-from ..toml_files import Origin
 from . import cpu
 from .checkpoint import Restart
 from .feed import training_feed, validation_feed
 from .generations import GENERATIONS
-from .job import Job, anchored, build_job
+from .job import Job, build_job
 from .loader import DataMetrics, StreamLoader
 from .preflight import Found, Reading, Start, agreed, preflight
 from .tables import filled
@@ -183,7 +183,7 @@ def job_of(config: Any) -> Job:
     stated = {k: v for k, v in vars(table).items() if v not in (None, {})}
     file = Path(config.job.config_file or "job.toml")
     sections = {k: v for k, v in dataclasses.asdict(config).items() if k != "zephon"}
-    config.zephon_job = build_job(file, sections, anchored(stated, Origin.file(file)), RELEASE.stock_recipe)
+    config.zephon_job = build_job(file, sections, anchor_paths(stated, file), RELEASE.stock_recipe)
     found: Job = config.zephon_job
     return found
 
