@@ -15,7 +15,7 @@ from .ops.tokenizer_files import load_tokenizer
 from .program import STREAM_FORMAT, Program, compile_program
 from .state import FORMAT
 from .titan.check import check, find_release
-from .titan.check.sources import seq_len_of, tokenizer_of
+from .titan.check.sources import checked_seq_len, tokenizer_of
 from .titan.check.text import check_text
 from .titan.generations import SUPPORTED
 from .titan.job import parse_job, read_job
@@ -136,7 +136,7 @@ def _job_program(options: argparse.Namespace) -> Program:
     job = parse_job([f"--job.config_file={options.file}", *options.overrides], generation.stock_recipe)
     tokenizer = tokenizer_of(job, job.recipe)
     return compile_program(
-        job.recipe, seq_len_of(job, generation, training=True), tokenizer, backend=job.settings.tokenizer_backend
+        job.recipe, checked_seq_len(job, generation, training=True), tokenizer, backend=job.settings.tokenizer_backend
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import warnings
@@ -18,7 +19,8 @@ from tokenizers.processors import TemplateProcessing
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.scenarios import BOS, EOS, rank_steps, texts_of, tokenizer_folder, write_jsonl
-from torchtitan_zephon import ConfigError, RunSettings, StateError
+from tests.titan.scenarios import look_at_checkpoint
+from torchtitan_zephon import ConfigError, RunSettings, StateError, ZephonError
 from torchtitan_zephon.cli import main
 from torchtitan_zephon.config import Recipe
 from torchtitan_zephon.errors import Problems
@@ -29,11 +31,13 @@ from torchtitan_zephon.titan.check.resume import checkpoint_of
 from torchtitan_zephon.titan.check.sources import tokenizer_of
 from torchtitan_zephon.titan.check.stated import DEFAULTS
 from torchtitan_zephon.titan.check.text import check_text
-from torchtitan_zephon.titan.checkpoint import Restart, check_files, checkpoint_to_load, read_loader_state
+from torchtitan_zephon.titan.checkpoint import Restart, checkpoint_to_load, read_loader_state
 from torchtitan_zephon.titan.feed import Feed, tokenizer_spec
 from torchtitan_zephon.titan.generations import installed
 from torchtitan_zephon.titan.job import Job, parse_job, read_job
-from torchtitan_zephon.titan.preflight import check_checkpoint
+from torchtitan_zephon.titan.preflight import preflight
+from torchtitan_zephon.titan.reading import READING
+from torchtitan_zephon.titan.resume import RESUME
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATION = installed()
@@ -240,8 +244,7 @@ def test_the_jobs_other_sections_are_checked_by_the_installed_release(job_file: 
 
 
 def test_a_tokenizer_larger_than_the_models_vocabulary_is_refused(job_file: Path, tmp_path: Path) -> None:
-    tokens = {str(n): {"content": f"<|{n}|>"} for n in range(2000)}
-    folder = adds(tmp_path, config={**NAMED, "added_tokens_decoder": tokens})
+    folder = large_tokenizer(tmp_path)
     too_small = ("--model.hf_assets_path", str(folder))
     [problem] = report_of(job_file, None, *too_small).problems
     assert "vocabulary has 2048 entries" in problem
@@ -311,9 +314,8 @@ def state_of(job_file: Path) -> dict[str, Any]:
 
 def start(report: Report, path: Path) -> None:
     """Look at the checkpoint as a start does."""
-    layout = Layout(lanes=8, global_batch_size=16, local_batch_size=2)
-    check_files(path)
-    check_checkpoint(report.train.program, layout, report.job.settings, path)
+    assert report.train.program is not None
+    look_at_checkpoint(report.train.program, report.job.settings, path, 16)
 
 
 def both_refuse(job_file: Path, path: Path, *overrides: str) -> str:
@@ -488,3 +490,75 @@ def test_a_job_with_nothing_left_to_train_or_that_loads_nothing_is_noted(job_fil
     assert done is not None and done.notes[0].startswith("training.steps = 3 is no further than the checkpoint")
     off = report_of(job_file, checkpoints(job_file), "--checkpoint.no_enable").resume
     assert off is not None and off.notes[0].startswith("checkpoint.enable is false")
+
+
+# ---- one list of findings
+
+
+def refused_by_the_trainer(job: Job) -> str:
+    """The first problem that keeps ``job`` from starting on one rank."""
+    module = GENERATION.load()
+    config = module.build_config(job)
+    if OLDER:
+        spec = module.spec_of(config)
+        start = module.start_of(job, config, spec, 1, lambda: spec.build_tokenizer_fn(config))
+    else:
+        start = importlib.import_module("torchtitan_zephon.titan.v030").start_of(config, 1)
+    with pytest.raises(ZephonError) as error:
+        preflight(start)
+    return str(error.value)
+
+
+def large_tokenizer(folder: Path) -> Path:
+    tokens = {str(n): {"content": f"<|{n}|>"} for n in range(2000)}
+    return adds(folder, config={**NAMED, "added_tokens_decoder": tokens})
+
+
+SPOILT: dict[str, Any] = {
+    "the tokenizer cannot be loaded": lambda folder: ["--model.hf_assets_path", str(folder / "nowhere")],
+    "the model has too few ids": lambda folder: ["--model.hf_assets_path", str(large_tokenizer(folder))],
+    "a source cannot be opened": lambda folder: ["--zephon.sources.wiki.path", "nowhere"],
+    "a record cannot be read": lambda folder: ["--zephon.sources.wiki.field", "body"],
+}
+SPOILT_CHECKPOINT: dict[str, Any] = {
+    "the checkpoint is not whole": lambda state: {"model": {"w": 1}},
+    "its loader state cannot be read": lambda state: {"dataloader": {"dp_rank_0": b"x"}, "train_state": {"step": 3}},
+    "another job made it": lambda state: {"dataloader": state, "train_state": {"step": 3}},
+    "a lane cannot continue": lambda state: {"dataloader": lacking(state), "train_state": {"step": 3}},
+    "trainer and stream are at two steps": lambda state: {"dataloader": state, "train_state": {"step": 5}},
+}
+
+
+def test_every_finding_is_provoked_here() -> None:
+    assert list(SPOILT) == [finding.name for finding in READING]
+    assert list(SPOILT_CHECKPOINT) == [finding.name for finding in RESUME]
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_what_the_trainer_raises_of_the_data_is_what_the_check_tells(
+    job_file: Path, tmp_path: Path, spoil: Any
+) -> None:
+    overrides = spoil(tmp_path)
+    told = report_of(job_file, None, *overrides, dp=[1]).problems
+    assert [refused_by_the_trainer(job_of(job_file, *overrides))] == list(told)
+
+
+@pytest.mark.parametrize("name", SPOILT_CHECKPOINT)
+def test_what_the_trainer_raises_of_a_checkpoint_is_what_the_check_tells(
+    job_file: Path, tmp_path: Path, name: str
+) -> None:
+    save(tmp_path / "checkpoint" / "step-3", SPOILT_CHECKPOINT[name](state_of(job_file)))
+    overrides = ["--job.dump_folder", str(tmp_path), "--checkpoint.enable"]
+    if name == "another job made it":
+        overrides += ["--zephon.seed", "6", "--training.global_batch_size", "32"]
+    told = report_of(job_file, tmp_path, *overrides, dp=[1]).problems
+    assert [refused_by_the_trainer(job_of(job_file, *overrides))] == list(told)
+
+
+def test_of_several_problems_the_trainer_raises_the_one_told_first(job_file: Path) -> None:
+    overrides = ["--zephon.sources.wiki.path", "nowhere", "--zephon.sources.news.path", "gone"]
+    overrides += ["--zephon.lanes", "10", "--checkpoint.enable"]
+    told = report_of(job_file, None, *overrides, dp=[1]).problems
+    assert told[0] == f"does not fit on 1 data-parallel ranks: {refused_by_the_trainer(job_of(job_file, *overrides))}"
+    told = report_of(job_file, None, *overrides[:4], dp=[1]).problems
+    assert len(told) == 2 and told[0] == refused_by_the_trainer(job_of(job_file, *overrides[:4]))

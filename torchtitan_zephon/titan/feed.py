@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Recipe, RunSettings
 from ..errors import TokenizerError
-from ..ops.tokenize import TokenizerSpec
+from ..ops.tokenize import TokenizerSpec, Wanted
 from ..ops.tokenizer_files import FILES, Roles, make_spec, open_tokenizer, spec_of, unusable
 from ..plan.layout import Layout
 from ..program import Program, compile_program
@@ -53,19 +54,26 @@ class Feed:
             shared_lanes=self.settings.shared_lanes,
         )
 
+    def layouts(self, dp_degree: int, local_batch_sizes: Sequence[int]) -> list[Layout]:
+        """The first rank's with each of ``local_batch_sizes``, all of which must divide its share."""
+        return [self.layout(dp_degree, 0, size) for size in local_batch_sizes]
+
     def program(self, seq_len: int, tokenizer: BaseTokenizer) -> Program:
-        """The compiled program, kept for the life of the process: the start-up check, the loader, and
-        the validator (which builds its loader anew every time) ask for the same one."""
-        recipe = self.effective
-        spec = tokenizer_spec(tokenizer, recipe)
-        backend = self.settings.tokenizer_backend
-        key = f"{recipe!r} {seq_len} {spec.identity!r} {backend}"
-        if key not in _programs:
-            _programs[key] = compile_program(recipe, seq_len, spec, backend=backend)
-        return _programs[key]
+        """The compiled program, as the trainer's ``tokenizer`` makes ids."""
+        spec = tokenizer_spec(tokenizer, self.recipe)
+        return compiled(self.effective, seq_len, spec, self.settings.tokenizer_backend)
 
 
 _programs: dict[str, Program] = {}
+
+
+def compiled(recipe: Recipe, seq_len: int, tokenizer: TokenizerSpec, backend: Wanted) -> Program:
+    """The compiled program, kept for the life of the process: the start-up check, the loader, and
+    the validator (which builds its loader anew every time) ask for the same one."""
+    key = f"{recipe!r} {seq_len} {tokenizer.identity!r} {backend}"
+    if key not in _programs:
+        _programs[key] = compile_program(recipe, seq_len, tokenizer, backend=backend)
+    return _programs[key]
 
 
 def training_feed(job: Job) -> Feed:

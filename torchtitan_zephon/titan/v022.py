@@ -46,7 +46,7 @@ from .feed import training_feed, validation_feed
 from .generations import GENERATIONS
 from .job import Job, build_job
 from .loader import DataMetrics, StreamLoader
-from .preflight import Found, Reading, Start, agreed, preflight
+from .preflight import Found, Loader, Start, agreed, preflight
 from .tables import filled
 
 cpu.check_entry_point()  # this import is the last thing that TorchTitan does before it asks for its device
@@ -96,11 +96,11 @@ class ZephonValidator(Validator):
         self.pp_schedule, self.pp_has_first_stage, self.pp_has_last_stage = (
             pp_schedule, pp_has_first_stage, pp_has_last_stage,
         )  # fmt: skip
-        reading = validation_of(job_of(job_config), job_config)
-        assert reading is not None
+        own = validation_of(job_of(job_config), job_config)
+        assert own is not None
         self._loader = functools.partial(
-            ZephonDataLoader, reading.feed, dp_world_size=dp_world_size, dp_rank=dp_rank, tokenizer=tokenizer,
-            seq_len=reading.seq_len, local_batch_size=reading.local_batch_size,
+            ZephonDataLoader, own.feed, dp_world_size=dp_world_size, dp_rank=dp_rank, tokenizer=tokenizer,
+            seq_len=own.seq_len, local_batch_size=own.local_batch_sizes[-1],
         )  # fmt: skip
 
     def validate(self, model_parts: Any, step: int) -> None:
@@ -188,13 +188,13 @@ def job_of(config: Any) -> Job:
     return found
 
 
-def validation_of(job: Job, config: Any) -> Reading | None:
+def validation_of(job: Job, config: Any) -> Loader | None:
     """What the validator of ``job`` reads, if it is enabled."""
     own = config.validation
     if not own.enable or job.validation is None:
         return None
     feed = validation_feed(job, steps=own.steps)
-    return Reading(feed=feed, seq_len=own.seq_len, local_batch_size=own.local_batch_size)
+    return Loader(feed=feed, seq_len=own.seq_len, local_batch_sizes=(own.local_batch_size,))
 
 
 def model_of(job: Job, config: Any, spec: TrainSpec) -> Any:
@@ -223,11 +223,12 @@ def model_vocab_size(job: Job) -> int | None:
 def start_of(job: Job, config: Any, spec: TrainSpec, dp_degree: int, tokenizer: Callable[[], Any]) -> Start:
     """What the start-up check needs to know. Raises ``ConfigError`` as ``model_of`` does."""
     return Start(
-        train=Reading(
-            feed=training_feed(job), seq_len=config.training.seq_len, local_batch_size=config.training.local_batch_size
+        train=Loader(
+            feed=training_feed(job),
+            seq_len=config.training.seq_len,
+            local_batch_sizes=(config.training.local_batch_size,),
         ),
         validation=validation_of(job, config),
-        local_batch_size=config.training.local_batch_size,
         dp_degree=dp_degree,
         hf_assets_path=config.model.hf_assets_path,
         tokenizer=tokenizer,

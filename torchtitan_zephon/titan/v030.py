@@ -8,7 +8,6 @@ job's ``--override.imports torchtitan_zephon.titan.v030.data={...}``.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from typing import Annotated, Any
 
@@ -29,7 +28,7 @@ from .checkpoint import Restart
 from .feed import Feed
 from .generations import GENERATIONS
 from .loader import DataMetrics, StreamLoader
-from .preflight import Reading, Start, agreed, preflight
+from .preflight import Loader, Start, agreed, preflight
 
 RELEASE = GENERATIONS["0.3.0"]
 
@@ -150,15 +149,17 @@ def start_of(config: Trainer.Config, world_size: int) -> Start:
         )
     assert config.model_spec is not None
     dims = ParallelDims.from_config(config.parallelism, world_size)
-    local = config.parallelism.pipeline_parallel_microbatch_size if dims.pp > 1 else config.training.local_batch_size
-    reading = functools.partial(Reading, seq_len=config.training.seq_len, local_batch_size=local)
+    seq_len = config.training.seq_len
+    sizes: tuple[int, ...] = (config.training.local_batch_size,)
+    if dims.pp > 1:
+        sizes += (config.parallelism.pipeline_parallel_microbatch_size,)
     validation = None
     if validator.enable and isinstance(validator.dataloader, ZephonDataLoader.Config):
-        validation = reading(feed=feed_of(dataclasses.replace(validator.dataloader, infinite=validator.steps != -1)))
+        feed = feed_of(dataclasses.replace(validator.dataloader, infinite=validator.steps != -1))
+        validation = Loader(feed=feed, seq_len=seq_len, local_batch_sizes=sizes[-1:])
     return Start(
-        train=reading(feed=feed_of(loader)),
+        train=Loader(feed=feed_of(loader), seq_len=seq_len, local_batch_sizes=sizes),
         validation=validation,
-        local_batch_size=config.training.local_batch_size,
         dp_degree=dims.dp_replicate * dims.dp_shard,
         hf_assets_path=config.hf_assets_path,
         tokenizer=lambda: config.tokenizer.build(tokenizer_path=config.hf_assets_path),

@@ -18,11 +18,12 @@ from pathlib import Path
 
 from ...config import Recipe
 from ...errors import Problems
+from ...program import Program
 from ..generations import NEWEST, SUPPORTED, Generation, installed, version_here
 from ..job import Job
 from .degrees import Degree, Mesh, default_degrees, mesh_of, training_degree, validation_degree
-from .resume import Resume, check_resume, checkpoint_of, find_checkpoint
-from .sources import Reading, reading
+from .resume import ResumeReport, check_resume, checkpoint_of, find_checkpoint
+from .sources import Part, read
 from .stated import stated
 
 
@@ -48,7 +49,7 @@ class Checkpoint:
     asked: Path | None
     empty: bool = False
     found: Path | None = None
-    resume: Resume | None = None
+    resume: ResumeReport | None = None
     would_load: Path | None = None
 
     @property
@@ -66,8 +67,8 @@ class Report:
     job: Job
     release: Release
     mesh: Mesh | None
-    train: Reading
-    validation: Reading | None
+    train: Part
+    validation: Part | None
     checkpoint: Checkpoint
     vocab_size: int | None
     problems: tuple[str, ...]
@@ -78,7 +79,7 @@ class Report:
         return not self.problems
 
     @property
-    def resume(self) -> Resume | None:
+    def resume(self) -> ResumeReport | None:
         """Whether the job can go on from the checkpoint in question, if there is one."""
         return self.checkpoint.resume
 
@@ -106,31 +107,34 @@ def check(
     """
     release, vocab_size = titan_check(job, release, problems)
     generation = release.generation
-    mesh, asked, rows = None, tuple(degrees or ()), []
+    mesh, asked = None, tuple(degrees or ())
+    rows: list[Degree] = []
+    valid: list[Degree] = []
+    validated = False
     with problems:
         mesh = mesh_of(job)
         asked = asked or default_degrees(job, generation, mesh)
         rows = [training_degree(job, generation, mesh, dp) for dp in asked]
-    misfits = told("does not fit", rows, {}, problems)
-    train = reading(job, generation, job.recipe, vocab_size, problems)
-    train = dataclasses.replace(train, degrees=tuple(rows), misfits=misfits)
-    validation, enabled, valid = None, False, []
     with problems:
-        enabled = stated(job, "validation", "enable")
-    if job.validation is not None and enabled:
-        with problems:
-            valid = [validation_degree(job, generation, mesh, dp) for dp in asked] if mesh is not None else []
-        known = {row.problem: misfits[row.dp] for row in rows if row.dp in misfits}
-        misfits = told("validation does not fit", valid, known, problems)
-        validation = reading(job, generation, validation_recipe(job, job.validation), vocab_size, problems)
-        validation = dataclasses.replace(validation, degrees=tuple(valid), misfits=misfits)
+        validated = stated(job, "validation", "enable") and job.validation is not None
+    with problems:
+        valid = [validation_degree(job, generation, mesh, dp) for dp in asked] if validated and mesh else []
+    misfits = told("does not fit", rows, {}, problems)
+    known = {row.problem: misfits[row.dp] for row in rows if row.dp in misfits}
+    valid_misfits = told("validation does not fit", valid, known, problems)
+    saved = chosen(job, generation, checkpoint, problems)
+    train = read(job, generation, job.recipe, vocab_size, problems)
+    validation = None
+    if validated and job.validation is not None:
+        validation = read(job, generation, validation_recipe(job, job.validation), vocab_size, problems)
+        validation = dataclasses.replace(validation, degrees=tuple(valid), misfits=valid_misfits)
     return Report(
         job=job,
         release=release,
         mesh=mesh,
-        train=train,
+        train=dataclasses.replace(train, degrees=tuple(rows), misfits=misfits),
         validation=validation,
-        checkpoint=checked_checkpoint(job, generation, train, checkpoint, problems),
+        checkpoint=compared(job, train.program, saved, problems),
         vocab_size=vocab_size,
         problems=tuple(problems.texts),
     )
@@ -151,21 +155,25 @@ def validation_recipe(job: Job, recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, repeat=recipe.repeat and not whole)
 
 
-def checked_checkpoint(
-    job: Job, generation: Generation, train: Reading, asked: Path | None, problems: Problems
-) -> Checkpoint:
-    """Whether ``job`` can go on from the checkpoint that ``asked`` means; without one, what it would load itself."""
+def chosen(job: Job, generation: Generation, asked: Path | None, problems: Problems) -> Checkpoint:
+    """The checkpoint that ``asked`` means; without one, what ``job`` would load itself."""
     checkpoint = Checkpoint(asked=asked)
     with problems:
         found = None if asked is None else find_checkpoint(asked, job)
+        checkpoint = dataclasses.replace(checkpoint, empty=asked is not None and found is None, found=found)
         if found is None:
-            checkpoint = dataclasses.replace(checkpoint, empty=asked is not None)
-            return dataclasses.replace(checkpoint, would_load=checkpoint_of(job, generation))
-        checkpoint = dataclasses.replace(checkpoint, found=found)
-        resume = check_resume(job, train.program, found)
-        for text in resume.told:
-            problems.note(text)
-        return dataclasses.replace(checkpoint, resume=resume)
+            checkpoint = dataclasses.replace(checkpoint, would_load=checkpoint_of(job, generation))
+    return checkpoint
+
+
+def compared(job: Job, program: Program | None, checkpoint: Checkpoint, problems: Problems) -> Checkpoint:
+    """``checkpoint``, and whether ``job`` can go on from it."""
+    if checkpoint.found is not None:
+        with problems:
+            resume = check_resume(job, program, checkpoint.found)
+            checkpoint = dataclasses.replace(checkpoint, resume=resume)
+            for text in resume.problems:
+                problems.note(text)
     return checkpoint
 
 

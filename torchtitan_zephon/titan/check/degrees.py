@@ -115,7 +115,7 @@ def degree_of(feed: Feed, mesh: Mesh, dp: int, local_batches: Sequence[int]) -> 
     if (problem := mesh.refuses(dp)) is not None:
         return dataclasses.replace(row, problem=problem)
     try:
-        layout, *_ = (feed.layout(dp, 0, local) for local in local_batches)
+        layout = feed.layouts(dp, local_batches)[0]
     except ConfigError as error:
         return dataclasses.replace(row, problem=str(error))
     counts = {len(dataclasses.replace(layout, dp_rank=rank).own_lanes) for rank in range(dp)}

@@ -1,34 +1,27 @@
-"""Can a job go on from a checkpoint? Every reason why not, not only the first.
+"""Can a job go on from a checkpoint, and which one would it load? Every reason why not, not only the first.
 
-What flows in: the compiled program of a job, and a checkpoint's folder. What flows out: a ``Resume``. The
-checkpoint is opened through torch, by one process alone; no data is replayed.
+What flows in: the compiled program of a job, and a checkpoint's folder. What flows out: a ``ResumeReport``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-from ...changes import recipe_changes
-from ...errors import ConfigError, StateError, ZephonError
-from ...plan.layout import Layout
+from ...errors import Problems, StateError, ZephonError
 from ...program import Program
-from ...run.stream import RankStream
-from ...state import NEW_STREAM, StreamState, decode_stream
+from ..findings import ask
 from ..generations import Generation
 from ..job import Job
 from .stated import stated
 
-LONGEST_CHANGE = 92
-"""A changed field that is longer, such as two hashes, is on three lines."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Resume:
-    """Whether a job can go on from the checkpoint at ``path``: yes if there are no changes and no problems.
+class ResumeReport:
+    """Whether a job can go on from the checkpoint at ``path``: yes if there are no problems.
 
     ``changes``: every field of the recipe that differs, ``field: checkpoint -> now``. ``step``: that of the trainer
     behind which a stream is continued, or begins anew if ``new_stream``; None if the checkpoint cannot be read.
@@ -46,95 +39,47 @@ class Resume:
     @property
     def possible(self) -> bool:
         """Whether the job can go on."""
-        return not self.changes and not self.problems
-
-    @property
-    def told(self) -> tuple[str, ...]:
-        """Why it cannot, each with the way out."""
-        if not self.changes:
-            return self.problems
-        lines = "".join(f"\n    {_on_lines(change)}" for change in self.changes)
-        ways = f"Put these back to continue the same stream. {NEW_STREAM}"
-        if any(change.startswith("global_batch_size:") for change in self.changes):
-            way = 'zephon.allow_changes = ["global_batch_size"]'
-            ways += f" To go on with the same sequences in batches of another size: {way}."
-        text = f"the job is not the one that made the checkpoint {self.path} (field: checkpoint -> now):"
-        return (f"{text}{lines}\n{ways}", *self.problems)
+        return not self.problems
 
 
-def _on_lines(change: str) -> str:
-    name, _, values = change.partition(": ")
-    before, arrow, now = values.rpartition(" -> ")
-    return change if len(change) <= LONGEST_CHANGE or not arrow else f"{name}:\n        {before}\n     -> {now}"
-
-
-def check_resume(job: Job, program: Program | None, path: Path) -> Resume:
+def check_resume(job: Job, program: Program | None, path: Path) -> ResumeReport:
     """Compare ``job`` with the complete checkpoint at ``path``; possible where ``titan.preflight`` lets it start.
 
     ``program``: None where it cannot be had; the recipe is not compared then.
     """
-    titan = _reader()
+    reader = _reader()
+    from ..resume import RESUME, Resume
+
     excluded: list[str] = stated(job, "checkpoint", "exclude_from_loading")
-    try:
-        titan.check_files(path)
-        if "train_state" not in excluded and not titan.saved_whole(path):
-            raise titan.model_only(path)
-        trainer = None if "train_state" in excluded else titan.read_trainer_step(path)
-        if "dataloader" in excluded:
-            return _new_stream(job, program, path, trainer or 0)
-        state = titan.read_loader_state(path)
-        stream = decode_stream(state["stream"])
-    except StateError as error:
-        return Resume(path=path, problems=(str(error),))
-    changes = _changes(stream, program, job)
-    problems = [] if changes or program is None else _problems(state, program, job)
-    try:
-        titan.check_moment(stream, trainer)
-    except StateError as error:
-        problems.append(str(error))
-    return Resume(
-        path=path,
-        step=stream.first_step + stream.step,
+    resume = Resume(path, program, job.settings, global_batch_size=job.global_batch_size, exclude_from_loading=excluded)
+    problems = Problems()
+    ask(RESUME, resume, problems)
+    report = ResumeReport(path=path, problems=tuple(problems.texts))
+    if resume.new_stream and resume.readable:
+        step = resume.trainer_step or 0
+        notes = [f"checkpoint.exclude_from_loading has 'dataloader', so a new stream begins there, behind step {step}."]
+        if program is not None and (text := reader.repeats(path, program.identity)):
+            notes.append(f"Warning: {text}")
+        return dataclasses.replace(report, step=step, new_stream=True, notes=(*notes, *_notes_on_loading(job, step)))
+    if (stream := resume.stream) is None:
+        return report
+    step = stream.first_step + stream.step
+    return dataclasses.replace(
+        report,
+        step=step,
         global_batch_size=stream.global_batch_size,
-        lanes=len(state["lane"]),
-        changes=changes,
-        problems=tuple(problems),
-        notes=(*_notes(stream, program, job), *_notes_on_loading(job, stream.first_step + stream.step)),
+        lanes=len(resume.state["lane"]),
+        changes=tuple(resume.changes or ()),
+        notes=(*_notes(stream.global_batch_size, program, job), *_notes_on_loading(job, step)),
     )
 
 
-def _new_stream(job: Job, program: Program | None, path: Path, step: int) -> Resume:
-    """The job takes the rest of the checkpoint and begins a new stream, as it says itself."""
-    notes = [f"checkpoint.exclude_from_loading has 'dataloader', so a new stream begins there, behind step {step}."]
-    if program is not None and (text := _reader().repeats(path, program.identity)):
-        notes.append(f"Warning: {text}")
-    return Resume(path=path, step=step, new_stream=True, notes=(*notes, *_notes_on_loading(job, step)))
-
-
-def _changes(stream: StreamState, program: Program | None, job: Job) -> tuple[str, ...]:
-    changes = [] if program is None else recipe_changes(stream.recipe, program.identity)
-    before, now = stream.global_batch_size, job.global_batch_size
-    if before != now and "global_batch_size" not in job.settings.allow_changes:
-        changes = [f"global_batch_size: {before} -> {now}", *changes]
-    return tuple(changes)
-
-
-def _problems(state: dict[str, Any], program: Program, job: Job) -> list[str]:
-    """What is wrong with the lanes of a checkpoint whose recipe fits."""
-    try:
-        alone = Layout(lanes=job.recipe.lanes, global_batch_size=job.global_batch_size, local_batch_size=1)
-        RankStream(program, alone, job.settings).load_state_dict(state)
-        _reader().check_strays(state, alone.lanes)
-    except (StateError, ConfigError) as error:
-        return [str(error)]
-    return []
-
-
-def _notes(stream: StreamState, program: Program | None, job: Job) -> list[str]:
+def _notes(before: int, program: Program | None, job: Job) -> list[str]:
     notes = []
-    before, now = stream.global_batch_size, job.global_batch_size
-    if before != now and "global_batch_size" in job.settings.allow_changes:
-        notes.append(f"global_batch_size goes from {before} to {now} there, as zephon.allow_changes permits.")
+    if before != job.global_batch_size and "global_batch_size" in job.settings.allow_changes:
+        notes.append(
+            f"global_batch_size goes from {before} to {job.global_batch_size} there, as zephon.allow_changes permits."
+        )
     if program is None:
         notes.append("The recipes are not compared, as what the job reads is not known: see the problems below.")
     return notes
@@ -198,10 +143,10 @@ def own_folder(job: Job) -> Path:
 def checkpoint_of(job: Job, generation: Generation) -> Path | None:
     """The checkpoint that ``job`` itself would load now; None without torch to look with. Raises ``StateError``."""
     try:
-        titan = _reader()
+        reader = _reader()
     except ZephonError:
         return None
-    restart = titan.Restart(
+    restart = reader.Restart(
         enable=stated(job, "checkpoint", "enable"),
         folder=own_folder(job),
         load_step=stated(job, "checkpoint", "load_step"),
@@ -210,7 +155,7 @@ def checkpoint_of(job: Job, generation: Generation) -> Path | None:
         exclude_from_loading=stated(job, "checkpoint", "exclude_from_loading"),
         initial_load_if_no_folder=generation.initial_load_if_no_folder,
     )
-    found: Path | None = titan.checkpoint_to_load(restart)
+    found: Path | None = reader.checkpoint_to_load(restart)
     return found
 
 

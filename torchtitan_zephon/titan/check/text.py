@@ -15,8 +15,8 @@ from ...read.files import shared_files
 from ...state import FORMAT
 from . import Report
 from .degrees import Degree, Mesh
-from .resume import Resume
-from .sources import Reading, assets_of
+from .resume import ResumeReport
+from .sources import Part, assets_of
 
 WIDTH = 100
 LONGEST_NAME = 22
@@ -89,7 +89,7 @@ def _tokenizer(report: Report, tokenize: Tokenize) -> str:
     return f"{assets_of(report.job)}: ids up to {tokenize.largest_id():,}{vocabulary}; by {tokenize.backend_text}"
 
 
-def _sources(title: str, reading: Reading) -> str:
+def _sources(title: str, part: Part) -> str:
     header = ("source", "share", "format", "shards", "bytes", "chunks", "a lane", "tokens/byte", "+-", "tokens")
     rows = [
         (
@@ -104,15 +104,15 @@ def _sources(title: str, reading: Reading) -> str:
             f"{s.estimate.error:.1%}",
             _short(s.tokens),
         )
-        for s in reading.sources
+        for s in part.sources
     ]
     return f"{title}\n{_table(header, rows, left=(0, 2))}"
 
 
-def _warnings(reading: Reading) -> str:
+def _warnings(part: Part) -> str:
     """What is likely not meant, a paragraph each."""
-    texts = [] if reading.tokenize is None else unended(reading.recipe, reading.tokenize)
-    texts += [text for s in reading.sources for text in s.estimate.warnings(s.name)]
+    texts = [] if part.tokenize is None else unended(part.recipe, part.tokenize)
+    texts += [text for s in part.sources for text in s.estimate.warnings(s.name)]
     return "".join(f"\n{_wrapped(f'Warning: {text}', '  ')}" for text in texts)
 
 
@@ -132,12 +132,12 @@ def _files(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _degrees(reading: Reading, mesh: Mesh, batches: str, title: str) -> str:
+def _degrees(part: Part, mesh: Mesh, batches: str, title: str) -> str:
     """A row a degree; where it does not fit, with the number of the problem."""
     if mesh.gpus > 1:
         title += f"; GPUs = dp x {mesh.tensor} (tensor) x {mesh.pipeline} (pipeline) x {mesh.context} (context)"
     header = ("dp", "GPUs", "global batch", "sequences/rank", "lanes/rank", "local batch", batches, "")
-    return f"{title}\n{_table(header, [_row(d, reading.misfits) for d in reading.degrees], left=(7,))}"
+    return f"{title}\n{_table(header, [_row(d, part.misfits) for d in part.degrees], left=(7,))}"
 
 
 def _row(d: Degree, misfits: Mapping[int, int]) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ def _checkpoint(report: Report) -> str:
     return "\n".join([f"checkpoint {checkpoint.asked or ''}".rstrip(), *lines]) if lines else ""
 
 
-def _resume(resume: Resume) -> str:
+def _resume(resume: ResumeReport) -> str:
     lines = [f"checkpoint {resume.path}"]
     if resume.step is not None and not resume.new_stream:
         lines.append(
