@@ -91,7 +91,7 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_jsonl(folder / name / "a.jsonl", texts_of(200, first=first))
     file = folder / "job.toml"
     file.write_text(JOB.format(folder=folder, tokenizer=tokenizer_folder()), "utf-8")
-    program = report_of(file, None).train.program
+    program = report_of(file, None).train.reading.program
     layout = Layout(lanes=8, global_batch_size=16, local_batch_size=2)
     stream = RankStream(program, layout, RunSettings())
     for step, number in ((1, 1), (STEPS, 2)):
@@ -215,9 +215,10 @@ def test_the_stream_and_the_degrees_are_those_of_the_loader(job_file: Path) -> N
     settings = report.job.settings
     train = Feed(recipe=report.job.recipe, settings=settings, global_batch_size=16)
     once = Feed(recipe=report.job.validation, settings=settings, global_batch_size=16, infinite=False)
-    for feed, reading in ((train, report.train), (once, report.validation)):
-        assert reading.program.identity == feed.program(32, tokenizer).identity
-        for degree in reading.degrees:
+    for feed, part in ((train, report.train), (once, report.validation)):
+        assert part.reading.program is not None
+        assert part.reading.program.identity == feed.program(32, tokenizer).identity
+        for degree in part.degrees:
             if degree.problem is None:
                 layout = feed.layout(degree.dp, 0, 2)
                 assert (layout.global_batch_size, layout.local_batches) == (
@@ -314,8 +315,8 @@ def state_of(job_file: Path) -> dict[str, Any]:
 
 def start(report: Report, path: Path) -> None:
     """Look at the checkpoint as a start does."""
-    assert report.train.program is not None
-    look_at_checkpoint(report.train.program, report.job.settings, path, 16)
+    assert report.train.reading.program is not None
+    look_at_checkpoint(report.train.reading.program, report.job.settings, path, 16)
 
 
 def both_refuse(job_file: Path, path: Path, *overrides: str) -> str:

@@ -1,4 +1,4 @@
-"""The only importer of TorchTitan: what differs between its generations is in ``generations``, a module runs each.
+"""The only importer of TorchTitan. ``generations`` has a row for each generation, which names the module that runs it.
 
 Importing this package imports neither torch nor TorchTitan.
 """

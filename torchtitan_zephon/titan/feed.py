@@ -81,7 +81,7 @@ def training_feed(job: Job) -> Feed:
     return Feed(recipe=job.recipe, settings=job.settings, global_batch_size=job.global_batch_size)
 
 
-def validation_feed(job: Job, *, steps: int) -> Feed:
+def validation_feed(job: Job, *, steps: int = -1) -> Feed:
     """What the validator of ``job`` reads, the whole set once if ``steps`` is -1. It writes no batch ledger."""
     assert job.validation is not None
     settings = dataclasses.replace(job.settings, ledger=None)

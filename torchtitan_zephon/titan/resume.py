@@ -44,10 +44,10 @@ class Resume:
 
 def _read_files(resume: Resume) -> None:
     check_files(resume.path)
-    if resume.with_trainer and (step := read_trainer_step(resume.path)) is None:
-        raise model_only(resume.path)
-    elif resume.with_trainer:
-        resume.trainer_step = step
+    if resume.with_trainer:
+        resume.trainer_step = read_trainer_step(resume.path)
+        if resume.trainer_step is None:
+            raise model_only(resume.path)
     resume.readable = True
 
 

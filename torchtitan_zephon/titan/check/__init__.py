@@ -21,9 +21,10 @@ from ...errors import Problems
 from ...program import Program
 from ..generations import NEWEST, SUPPORTED, Generation, installed, version_here
 from ..job import Job
+from ..reading import Reading
 from .degrees import Degree, Mesh, default_degrees, mesh_of, training_degree, validation_degree
 from .resume import ResumeReport, check_resume, checkpoint_of, find_checkpoint
-from .sources import Part, read
+from .sources import read
 from .stated import stated
 
 
@@ -58,6 +59,15 @@ class Checkpoint:
         if self.resume is not None:
             return self.resume.new_stream
         return self.empty and self.would_load is None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Training or validation: what is read, and what it gives on every degree; degree to the number of its problem."""
+
+    reading: Reading
+    degrees: tuple[Degree, ...]
+    misfits: dict[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,18 +133,18 @@ def check(
     known = {row.problem: misfits[row.dp] for row in rows if row.dp in misfits}
     valid_misfits = told("validation does not fit", valid, known, problems)
     saved = chosen(job, generation, checkpoint, problems)
-    train = read(job, generation, job.recipe, vocab_size, problems)
+    reading = read(job, generation, job.recipe, vocab_size, problems)
     validation = None
     if validated and job.validation is not None:
-        validation = read(job, generation, validation_recipe(job, job.validation), vocab_size, problems)
-        validation = dataclasses.replace(validation, degrees=tuple(valid), misfits=valid_misfits)
+        valid_reading = read(job, generation, validation_recipe(job, job.validation), vocab_size, problems)
+        validation = Part(reading=valid_reading, degrees=tuple(valid), misfits=valid_misfits)
     return Report(
         job=job,
         release=release,
         mesh=mesh,
-        train=dataclasses.replace(train, degrees=tuple(rows), misfits=misfits),
+        train=Part(reading=reading, degrees=tuple(rows), misfits=misfits),
         validation=validation,
-        checkpoint=compared(job, train.program, saved, problems),
+        checkpoint=compared(job, reading.program, saved, problems),
         vocab_size=vocab_size,
         problems=tuple(problems.texts),
     )

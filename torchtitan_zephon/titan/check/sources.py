@@ -7,43 +7,23 @@ field of its identity, and a line of numbers for each source.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...config import Recipe
 from ...errors import Problems, TokenizerError
-from ...ops.tokenize import Tokenize, TokenizerSpec
+from ...ops.tokenize import TokenizerSpec
 from ...ops.tokenizer_files import load_tokenizer
 from ...plan.chunking import cut
-from ...program import Program, check_seq_len, opened
+from ...program import check_seq_len, opened
 from ..findings import ask
 from ..generations import Generation
 from ..job import Job
-from ..reading import READING, Reading, SourceFacts, facts_of, loaded
-from .degrees import Degree
+from ..reading import READING, Reading, facts_of, loaded
 from .stated import stated
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """Training or validation: its recipe compiled, and what it gives on every degree. What is not known is left out.
-
-    ``misfits``: degree to the number of the problem with it.
-    """
-
-    recipe: Recipe
-    seq_len: int | None = None
-    tokenize: Tokenize | None = None
-    program: Program | None = None
-    sources: tuple[SourceFacts, ...] = ()
-    degrees: tuple[Degree, ...] = ()
-    misfits: dict[int, int] = dataclasses.field(default_factory=dict)
-
-
-def read(job: Job, generation: Generation, recipe: Recipe, vocab_size: int | None, problems: Problems) -> Part:
+def read(job: Job, generation: Generation, recipe: Recipe, vocab_size: int | None, problems: Problems) -> Reading:
     """Open and measure the sources of ``recipe``; what is wrong with any of them, or the tokenizer, is a problem."""
-    if not recipe.sources:  # told when the job was parsed
-        return Part(recipe=recipe)
     seq_len = None
     with problems:
         seq_len = checked_seq_len(job, generation, training=recipe is job.recipe)
@@ -54,17 +34,13 @@ def read(job: Job, generation: Generation, recipe: Recipe, vocab_size: int | Non
         seq_len=seq_len,
         vocab_size=vocab_size,
     )
+    if not recipe.sources:  # told when the job was parsed
+        return reading
     ask(READING, reading, problems)
     for name in sorted(recipe.sources.keys() - {source.name for source in reading.sources}):
         with problems:  # each alone, so that none hides behind another
             read_alone(reading, name)
-    return Part(
-        recipe=recipe,
-        seq_len=seq_len,
-        tokenize=reading.tokenize,
-        program=reading.program,
-        sources=reading.sources,
-    )
+    return reading
 
 
 def read_alone(reading: Reading, name: str) -> None:

@@ -13,10 +13,10 @@ from ...ops.tokenize import Tokenize
 from ...program import STREAM_FORMAT, unended
 from ...read.files import shared_files
 from ...state import FORMAT
-from . import Report
+from . import Part, Report
 from .degrees import Degree, Mesh
 from .resume import ResumeReport
-from .sources import Part, assets_of
+from .sources import assets_of
 
 WIDTH = 100
 LONGEST_NAME = 22
@@ -26,15 +26,15 @@ def check_text(report: Report) -> str:
     """The whole report: what is known, all problems, numbered, and the answer as its last line."""
     train, validation, mesh = report.train, report.validation, report.mesh
     parts = [_head(report)]
-    if train.sources:
+    if train.reading.sources:
         notes = "share: of tokens; a lane: chunks a lane and epoch; tokens: of one epoch, estimated from a sample"
-        if any(s.manifest.format == "parquet" for s in train.sources):
+        if any(s.manifest.format == "parquet" for s in train.reading.sources):
             notes += "; bytes: of Parquet, the text column's, unpacked"
         parts.append(f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}{_warnings(train)}")
     if mesh is not None and train.degrees:
         parts.append(_degrees(train, mesh, "accumulation", "data-parallel ranks (dp)"))
     if validation is not None:
-        if validation.sources:
+        if validation.reading.sources:
             parts.append(f"{_sources('validation sources', validation)}{_warnings(validation)}")
         if mesh is not None and validation.degrees:
             title = "validation on data-parallel ranks (dp)"
@@ -51,7 +51,7 @@ def check_text(report: Report) -> str:
 
 
 def _head(report: Report) -> str:
-    job, recipe, release, tokenize = report.job, report.job.recipe, report.release, report.train.tokenize
+    job, recipe, release, tokenize = report.job, report.job.recipe, report.release, report.train.reading.tokenize
     version = release.generation.version
     if release.unchecked is not None:
         against = f"{version} assumed ({release.unchecked}): its label_shift; other sections are not checked"
@@ -78,7 +78,7 @@ def _document(tokenize: Tokenize) -> str:
 
 
 def _global_batch(report: Report) -> str:
-    size, seq_len = report.job.sections.get("training", {}).get("global_batch_size"), report.train.seq_len
+    size, seq_len = report.job.sections.get("training", {}).get("global_batch_size"), report.train.reading.seq_len
     if not isinstance(size, int) or seq_len is None:
         return "not known, see below"
     return f"{size:,} sequences of {seq_len:,} tokens, {size * seq_len:,} tokens a step"
@@ -104,22 +104,22 @@ def _sources(title: str, part: Part) -> str:
             f"{s.estimate.error:.1%}",
             _short(s.tokens),
         )
-        for s in part.sources
+        for s in part.reading.sources
     ]
     return f"{title}\n{_table(header, rows, left=(0, 2))}"
 
 
 def _warnings(part: Part) -> str:
     """What is likely not meant, a paragraph each."""
-    texts = [] if part.tokenize is None else unended(part.recipe, part.tokenize)
-    texts += [text for s in part.sources for text in s.estimate.warnings(s.name)]
+    texts = [] if part.reading.tokenize is None else unended(part.reading.recipe, part.reading.tokenize)
+    texts += [text for s in part.reading.sources for text in s.estimate.warnings(s.name)]
     return "".join(f"\n{_wrapped(f'Warning: {text}', '  ')}" for text in texts)
 
 
 def _files(report: Report) -> str:
     """Which files are read of each source, and which names were left out and why."""
-    validation = report.validation.sources if report.validation else ()
-    manifests = [(repr(source.name), source.manifest) for source in report.train.sources]
+    validation = report.validation.reading.sources if report.validation else ()
+    manifests = [(repr(source.name), source.manifest) for source in report.train.reading.sources]
     manifests += [(f"{source.name!r} of the validation", source.manifest) for source in validation]
     if not manifests:
         return ""
