@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from ..changes import shared_shards
 from ..errors import StateError
-from ..state import NEW_STREAM, OLDER_STEP, StreamState, check_strays as state_strays, decode_stream, recipe_hash
+from ..state import NEW_STREAM, OLDER_STEP, StreamState, decode_stream, recipe_hash
 from .generations import Generation
 
 logger = logging.getLogger(__name__)
@@ -195,11 +195,6 @@ def read_trainer_step(path: Path) -> int | None:
     except (Exception, CheckpointException) as error:  # DCP's own is no Exception
         reason = _reason(error)
         raise StateError(f"the trainer's step in {str(path)!r} cannot be read: {reason}. {OLDER_STEP}") from None
-
-
-def check_strays(state: dict[str, Any], lanes: int) -> None:
-    """Raise ``StateError`` for a lane in ``state`` that a stream of ``lanes`` lanes does not have."""
-    state_strays(state["lane"], lanes)
 
 
 def check_moment(stream: StreamState, trainer_step: int | None) -> None:

@@ -12,7 +12,7 @@ from ..plan.layout import Layout
 from ..program import Program
 from ..run.stream import RankStream
 from ..state import NEW_STREAM, StreamState, decode_stream, listed
-from .checkpoint import check_files, check_moment, check_strays, model_only, read_loader_state, read_trainer_step
+from .checkpoint import check_files, check_moment, model_only, read_loader_state, read_trainer_step
 from .findings import Finding, always
 
 LONGEST_CHANGE = 92
@@ -86,7 +86,6 @@ def _restore(resume: Resume) -> None:
     lanes = resume.program.recipe.lanes
     alone = Layout(lanes=lanes, global_batch_size=resume.global_batch_size, local_batch_size=1)
     RankStream(resume.program, alone, resume.settings).load_state_dict(resume.state)
-    check_strays(resume.state, lanes)
 
 
 def _compare_steps(resume: Resume) -> None:
