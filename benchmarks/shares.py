@@ -66,11 +66,10 @@ def stream_of(folder: Path, tokenizer: Path, weights: dict[str, float], shares: 
         mixture=weights,
         seed=7,
         chunk_bytes=CHUNK_BYTES,
-        shares=shares,
     )
     pipeline = Pipeline(source).tokenize(tokenizer_id=str(tokenizer)).pack_flat(max_length=SEQ_LEN)
     pipeline = pipeline.shuffle(buffer_size=64, seed=1).batch(microbatch_size=LANES)
-    return pipeline.options(lanes=LANES, global_batch_size=LANES, flush_every_sequences=FLUSH).stream
+    return pipeline.options(lanes=LANES, global_batch_size=LANES, flush_every_sequences=FLUSH, shares=shares).stream
 
 
 def save_tokenizer(folder: Path) -> None:

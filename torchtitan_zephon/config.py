@@ -18,10 +18,11 @@ from .errors import ConfigError, Problems
 from .ops.pack import PackSettings
 from .ops.shuffle import ShuffleSettings
 from .ops.tokenize import TokenizeSettings
+from .paths import anchor_paths
 from .plan.chunking import ChunkSettings
 from .plan.segments import SegmentSettings
 from .settings import check_fields, from_table, setting
-from .toml_files import Origin, anchor_paths, load_toml
+from .toml_files import load_toml
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,4 +157,4 @@ def recipe_table(path: str | Path) -> dict[str, Any]:
             f"level. To look at a job: torchtitan-zephon explain {path}, or check {path}. To train it: torchrun ... "
             f"-m torchtitan_zephon.train --job.config_file {path}."
         )
-    return anchor_paths(table, Origin.file(path))
+    return anchor_paths(table, path)

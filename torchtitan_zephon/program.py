@@ -27,6 +27,7 @@ from .ops import fast
 from .ops.functions import Function
 from .ops.pack import Packing
 from .ops.tokenize import Tokenize, TokenizerSpec, Wanted, tokenize
+from .paths import StatedPath
 from .plan import keyed
 from .plan.chunking import Chunk, ChunkTable, cut
 from .plan.cursor import Dealt, Endless, LaneRuns, lane_offsets, order_keys
@@ -37,7 +38,6 @@ from .read.files import Manifest, shared_files
 from .read.source import Source, open_source
 from .records import Documents, Packet
 from .state import recipe_hash
-from .toml_files import StatedPath
 
 STREAM_FORMAT = 2
 """Version of the order itself: golden hashes change only together with it."""
