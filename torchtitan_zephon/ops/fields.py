@@ -20,7 +20,7 @@ from ..records import RECORD, Contents, Documents
 MOST_IDS = 1 << 31
 
 
-def check(documents: Documents, field: str, contents: Contents) -> Sifted:
+def select(documents: Documents, field: str, contents: Contents) -> Sifted:
     """``documents`` with their ``field`` alone, which holds ``contents``; empty ones are counted and left out."""
     bad: list[BadRecord] = []
     if RECORD in documents.values:
