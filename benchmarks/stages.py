@@ -22,7 +22,7 @@ from torchtitan_zephon import Batch, Pipeline
 from torchtitan_zephon.documents import read_documents
 from torchtitan_zephon.lane import sequence_hash
 from torchtitan_zephon.ops import fast
-from torchtitan_zephon.ops.pack import Wrap
+from torchtitan_zephon.ops.pack import Pack
 from torchtitan_zephon.ops.tokenize import _around
 from torchtitan_zephon.records import Documents, Packet, Sequence
 
@@ -56,7 +56,7 @@ def one_pass(program: Any, most: float) -> tuple[Counter[str], int]:
         spent[stage] += time.process_time() - started
         return value
 
-    packer, tokens, sequences, run = Wrap(SEQ_LEN, 0, Documents.empty()), 0, [], 0
+    packer, tokens, sequences, run = Pack("wrap", "document", 0, SEQ_LEN, Documents.empty()), 0, [], 0
     tokenize = program.tokenize
     while tokens < most:
         for s, source in enumerate(program.sources):
@@ -65,7 +65,7 @@ def one_pass(program: Any, most: float) -> tuple[Counter[str], int]:
             records = timed("read and parse", source.read, chunk, frozenset({source.field}))
             documents = read_documents(source, chunk, ())
             order = np.random.default_rng(run).permutation(len(documents))
-            documents = timed("permute records", documents.take, order)
+            documents = timed("permute records", documents.select, order)
             texts = documents.values["text"]
             if tokenize.backend == "hf":
                 ids, offsets = timed("tokenise", tokenize._reference, texts)

@@ -54,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
         "run",
         "changes",
         "config",
+        "ops.render",
         "ops.tokenize",
         "ops.functions",
         "read.formats",

@@ -147,7 +147,7 @@ def test_shuffling_a_finite_pass_loses_and_doubles_nothing(tmp_path: Path) -> No
 
     def rows(ranks: list[list[list[Batch]]]) -> Counter[bytes]:
         return Counter(
-            s.rows.inputs[s.row].tobytes()
+            s.rows.columns["input"][s.row].tobytes()
             for rank in ranks
             for step in rank
             for b in step

@@ -141,4 +141,4 @@ def test_readers_give_the_good_records_beside_the_bad_ones(tmp_path: Path) -> No
         units = int(source.reader.pieces().units[0])
         documents, bad = source.read(Chunk(0, 0, 0, 0, 0, units, units), frozenset({"text"}))
         assert [record.place for record in bad] == places
-        assert fields.select(documents, "text", "text")[0].values == {"text": ["one", "two"]}
+        assert fields.checked(documents, "text", "text")[0].values == {"text": ["one", "two"]}

@@ -22,7 +22,7 @@ from tests.strategies import Document, tokens_of
 from torchtitan_zephon import SourceError
 from torchtitan_zephon.errors import ReplayError
 from torchtitan_zephon.lane import Lane, LaneProgram, sequence_hash
-from torchtitan_zephon.ops.pack import padding_row
+from torchtitan_zephon.ops.render import padding_rows
 from torchtitan_zephon.ops.shuffle import ShuffleBuffer
 from torchtitan_zephon.plan import keyed
 from torchtitan_zephon.plan.chunking import Chunk, ChunkTable, Pieces, cut
@@ -310,7 +310,7 @@ def test_the_digest_is_a_chain_over_all_sequences_taken(setting: Setting) -> Non
     driver, digest = Driver(setting), bytes(32)
     for _ in range(60):
         rows, r = driver.take()
-        columns = (rows.inputs[r], rows.labels[r], rows.positions[r])
+        columns = (rows.columns["input"][r], rows.columns["labels"][r], rows.columns["positions"][r])
         data = b"".join(column.astype("<i4").tobytes() for column in columns)
         digest = hashlib.sha256(digest + hashlib.sha256(data).digest()).digest()
         assert driver.lane.state().digest == digest.hex()
@@ -332,12 +332,14 @@ def test_finite_lanes_give_every_token_once_and_then_padding(pack: str, buffer: 
         while driver.ready():
             rows, r = sequence = driver.take()
             n = sequence.filled
-            pairs.update(zip(rows.inputs[r][:n].tolist(), rows.labels[r][:n].tolist(), strict=True))
-            assert rows.labels[r][n:].tolist() == [IGNORE_LABEL] * (8 - n)
+            pairs.update(
+                zip(rows.columns["input"][r][:n].tolist(), rows.columns["labels"][r][:n].tolist(), strict=True)
+            )
+            assert rows.columns["labels"][r][n:].tolist() == [IGNORE_LABEL] * (8 - n)
         assert driver.lane.balance.tokens_held == 0
         assert driver.lane.plan_chunk() is None
-        assert sequence_hash(driver.take()) == sequence_hash(Sequence(padding_row(8, PADDING), 0))
-    documents = [some.ids[a:b].tolist() for some in read for a, b in pairwise(some.offsets.tolist())]
+        assert sequence_hash(driver.take()) == sequence_hash(Sequence(padding_rows(1, PADDING, 8), 0))
+    documents = [tokens.ids[a:b].tolist() for tokens in read for a, b in pairwise(tokens.offsets.tolist())]
     assert pairs == Counter(pair for ids in documents for pair in pairwise(ids))
 
 

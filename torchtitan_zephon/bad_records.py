@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from .records import Documents
 
 Kind = Literal["line", "column", "field", "ids", "result", "function"]
@@ -46,4 +48,5 @@ def without(documents: Documents, bad: list[BadRecord]) -> Documents:
     if not bad:
         return documents
     places = {record.place for record in bad}
-    return documents.take([n for n, place in enumerate(documents.origin[:, 2].tolist()) if place not in places])
+    good = [place not in places for place in documents.origin[:, 2].tolist()]
+    return documents.select(np.flatnonzero(good))

@@ -20,13 +20,17 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from .errors import ReplayError, SourceError
-from .ops.pack import FirstFit, Packer, Wrap, WrapAcross, padding_row
+from .ops.pack import Pack
+from .ops.render import padding_rows
 from .ops.shuffle import ShuffleBuffer
 from .plan import keyed
 from .plan.chunking import Chunk
 from .plan.cursor import Cursor, LanePlan
 from .records import Balance, Documents, Packet, Rows, Sequence
 from .state import NEW_STREAM, LaneState, SegmentStart, no_such_place
+
+HASHED = ("input", "labels", "positions")
+"""The columns that a checkpoint proves. A column that follows from these is left out: turning it on changes no hash."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +88,7 @@ class Lane:
         # The packer's place: at the start of the taker's segment, then running ahead of it.
         self._tokens, self._packing_digests = list(start.tokens), list(self._no_digests)
         self._scheduled = start.cursor.scheduled_tokens
-        self._packer = _packer(program, start.carry)
+        self._packer = Pack(program.pack, program.label_shift, program.padding_id, program.seq_len, start.carry)
         self._begin_segment(start.segment)
         if program.plan.next(start.cursor) is None:
             self._emit(self._packer.finish(), last=True)
@@ -194,7 +198,7 @@ class Lane:
     def take(self) -> Sequence:
         """The next sequence; padding if the lane is dry. Call only if ``ready`` or ``dry``."""
         if self.dry:
-            padding = padding_row(self.program.seq_len, self.program.padding_id)
+            padding = padding_rows(1, self.program.padding_id, self.program.seq_len)
             entry = _Ready(_hashed(padding, 0, np.zeros(len(self._tokens))), self._source_digests, None)
         else:
             entry = self._ready.popleft()
@@ -242,13 +246,6 @@ class Lane:
         )
 
 
-def _packer(program: LaneProgram, carry: Documents) -> Packer:
-    if program.pack == "first_fit":
-        return FirstFit(program.seq_len, program.padding_id)
-    wrap = WrapAcross if program.label_shift == "sequence" else Wrap
-    return wrap(program.seq_len, program.padding_id, carry)
-
-
 def usable(documents: Documents, label_shift: str) -> int:
     """Tokens that can be an input: within documents, all of a document but its last."""
     return len(documents.ids) if label_shift == "sequence" else documents.num_inputs
@@ -266,11 +263,10 @@ def _behind(start: SegmentStart) -> np.ndarray:
 
 
 def sequence_hash(sequence: Sequence) -> bytes:
-    """SHA-256 of a sequence: inputs, labels and positions as little-endian int32."""
-    rows, r = sequence
-    h = hashlib.sha256(rows.inputs[r].data)
-    h.update(rows.labels[r].data)
-    h.update(rows.positions[r].data)
+    """SHA-256 of a sequence: the columns ``HASHED`` as little-endian int32."""
+    h = hashlib.sha256()
+    for name in HASHED:
+        h.update(sequence.rows.columns[name][sequence.row].data)
     return h.digest()
 
 

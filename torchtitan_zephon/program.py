@@ -72,7 +72,7 @@ class Program:
     def _documents(self, chunk: Chunk) -> Documents:
         documents = read_documents(self.sources[chunk.source], chunk, self.functions)
         order = self._order(chunk, len(documents))
-        return documents if order is None else documents.take(order)
+        return documents if order is None else documents.select(order)
 
     def _order(self, chunk: Chunk, documents: int) -> np.ndarray | None:
         """The order of a chunk's documents, int64 [documents]; None for that of the file."""

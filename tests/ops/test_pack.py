@@ -11,12 +11,21 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.strategies import Document, cuts, documents, tokens_of
-from torchtitan_zephon.ops import pack
-from torchtitan_zephon.ops.pack import FirstFit, Packer, Wrap, no_rows, padding_row
+from torchtitan_zephon.ops import packers
+from torchtitan_zephon.ops.pack import Pack
+from torchtitan_zephon.ops.render import padding_rows, render
 from torchtitan_zephon.records import IGNORE_LABEL, Documents, Rows
 
 PADDING = 7
 SEQ_LENS = st.integers(2, 9)
+
+
+def wrap(seq_len: int, carry: Documents | None = None) -> Pack:
+    return Pack("wrap", "document", PADDING, seq_len, Documents.empty() if carry is None else carry)
+
+
+def first_fit(seq_len: int) -> Pack:
+    return Pack("first_fit", "document", PADDING, seq_len, Documents.empty())
 
 
 @dataclass
@@ -85,13 +94,13 @@ def first_fit_reference(items: list[Document], seq_len: int, most_open: int) -> 
 
 def rows_of(rows: Rows) -> list[Row]:
     """``rows`` as the reference has them."""
-    assert rows.inputs.dtype == rows.labels.dtype == rows.positions.dtype == np.int32
-    assert rows.inputs.shape == rows.labels.shape == rows.positions.shape
+    assert rows.columns["input"].dtype == rows.columns["labels"].dtype == rows.columns["positions"].dtype == np.int32
+    assert rows.columns["input"].shape == rows.columns["labels"].shape == rows.columns["positions"].shape
     return [
         Row(
-            rows.inputs[r].tolist(),
-            rows.labels[r].tolist(),
-            rows.positions[r].tolist(),
+            rows.columns["input"][r].tolist(),
+            rows.columns["labels"][r].tolist(),
+            rows.columns["positions"][r].tolist(),
             [tuple(p) for p in rows.pieces[rows.first_piece[r] : rows.first_piece[r + 1]].tolist()],
             int(rows.filled[r]),
         )
@@ -99,7 +108,7 @@ def rows_of(rows: Rows) -> list[Row]:
     ]
 
 
-def add_all(packer: Packer, chunks: list[list[Document]]) -> list[Row]:
+def add_all(packer: Pack, chunks: list[list[Document]]) -> list[Row]:
     return [row for chunk in chunks for row in rows_of(packer.add(tokens_of(chunk)))]
 
 
@@ -116,7 +125,7 @@ def document(length: int, record: int = 0, first: int = 100) -> Document:
 @settings(max_examples=200)
 def test_wrap_gives_the_rows_of_the_reference(data: st.DataObject, seq_len: int) -> None:
     items = data.draw(documents(seq_len))
-    packer = Wrap(seq_len, PADDING, Documents.empty())
+    packer = wrap(seq_len)
     rows = add_all(packer, data.draw(cuts(items)))
     expected = wrap_reference(items, seq_len)
     unfinished = [expected.pop()] if expected and expected[-1].filled < seq_len else []
@@ -144,7 +153,7 @@ def check_carry(carry: Documents, unfinished: list[Row], seq_len: int) -> None:
 @given(st.data(), SEQ_LENS)
 def test_wrap_rows_do_not_depend_on_how_documents_are_cut_into_chunks(data: st.DataObject, seq_len: int) -> None:
     items = data.draw(documents(seq_len))
-    one, other = (Wrap(seq_len, PADDING, Documents.empty()) for _ in range(2))
+    one, other = (wrap(seq_len) for _ in range(2))
     assert add_all(one, data.draw(cuts(items))) == add_all(other, data.draw(cuts(items)))
     assert rows_of(one.finish()) == rows_of(other.finish())
 
@@ -152,18 +161,18 @@ def test_wrap_rows_do_not_depend_on_how_documents_are_cut_into_chunks(data: st.D
 @given(st.data(), SEQ_LENS)
 def test_wrap_goes_on_from_a_carry_as_if_it_had_not_stopped(data: st.DataObject, seq_len: int) -> None:
     chunks = data.draw(cuts(data.draw(documents(seq_len))))
-    whole = Wrap(seq_len, PADDING, Documents.empty())
+    whole = wrap(seq_len)
     expected = add_all(whole, chunks)
     rows, carry = [], Documents.empty()
     for chunk in chunks:
-        packer = Wrap(seq_len, PADDING, carry)
+        packer = wrap(seq_len, carry)
         rows += add_all(packer, [chunk])
         carry = packer.carry
     assert rows == expected
 
 
 def test_a_carry_does_not_grow_with_documents_that_have_no_input() -> None:
-    packer = Wrap(8, PADDING, Documents.empty())
+    packer = wrap(8)
     packer.add(tokens_of([document(4)]))
     for _ in range(100):
         packer.add(tokens_of([document(1), document(0)]))
@@ -171,12 +180,12 @@ def test_a_carry_does_not_grow_with_documents_that_have_no_input() -> None:
     assert len(packer.carry.origin) == 1
 
 
-@given(st.data(), SEQ_LENS, st.sampled_from([1, 2, 3, pack.OPEN_ROWS]))
+@given(st.data(), SEQ_LENS, st.sampled_from([1, 2, 3, packers.OPEN_ROWS]))
 @settings(max_examples=200)
 def test_first_fit_gives_the_rows_of_the_reference(data: st.DataObject, seq_len: int, most_open: int) -> None:
     items = data.draw(documents(seq_len))
-    with mock.patch.object(pack, "OPEN_ROWS", most_open):
-        packer = FirstFit(seq_len, PADDING)
+    with mock.patch.object(packers, "OPEN_ROWS", most_open):
+        packer = first_fit(seq_len)
         rows = add_all(packer, data.draw(cuts(items)))
     closed, still_open = first_fit_reference(items, seq_len, most_open)
     assert rows == closed
@@ -187,7 +196,7 @@ def test_first_fit_gives_the_rows_of_the_reference(data: st.DataObject, seq_len:
 
 def test_first_fit_keeps_64_rows_open() -> None:
     items = [document(4, record) for record in range(70)]  # 3 inputs each, so no two fit a row of 5
-    packer = FirstFit(5, PADDING)
+    packer = first_fit(5)
     assert len(packer.add(tokens_of(items))) == 6
     assert len(packer.flush()) == 64
 
@@ -197,7 +206,7 @@ def test_every_token_but_the_last_of_a_document_is_an_input_once(
     data: st.DataObject, seq_len: int, algorithm: str
 ) -> None:
     items = data.draw(documents(seq_len))
-    packer: Packer = Wrap(seq_len, PADDING, Documents.empty()) if algorithm == "wrap" else FirstFit(seq_len, PADDING)
+    packer = wrap(seq_len) if algorithm == "wrap" else first_fit(seq_len)
     rows = add_all(packer, data.draw(cuts(items))) + rows_of(packer.finish())
     pairs = [pair for row in rows for pair in zip(row.inputs[: row.filled], row.labels[: row.filled], strict=True)]
     assert sorted(pairs) == sorted(pair for d in items for pair in itertools.pairwise(d.ids))
@@ -211,38 +220,38 @@ def test_every_token_but_the_last_of_a_document_is_an_input_once(
 def test_documents_of_chosen_lengths_fill_rows_of_four(lengths: list[int], algorithm: str) -> None:
     items = [document(n, record=k, first=100 * (k + 1)) for k, n in enumerate(lengths)]
     if algorithm == "wrap":
-        packer: Packer = Wrap(4, PADDING, Documents.empty())
+        packer = wrap(4)
         expected = wrap_reference(items, 4)
         full, rest = [r for r in expected if r.filled == 4], [r.pad(4) for r in expected if r.filled < 4]
     else:
-        packer = FirstFit(4, PADDING)
+        packer = first_fit(4)
         full, rest = first_fit_reference(items, 4, 64)
     assert add_all(packer, [items]) == full
     assert rows_of(packer.finish()) == rest
 
 
 def test_a_document_that_ends_at_a_row_end_leaves_no_carry() -> None:
-    packer = Wrap(4, PADDING, Documents.empty())
+    packer = wrap(4)
     assert len(packer.add(tokens_of([document(9)]))) == 2
     assert len(packer.carry.ids) == len(packer.carry.origin) == 0
 
 
 def test_a_row_as_it_stands_on_paper() -> None:
-    rows = Wrap(6, PADDING, Documents.empty()).add(tokens_of([Document([1, 2, 3], (0, 0, 5, 0)), document(6, 9)]))
-    assert rows.inputs.tolist() == [[1, 2, 100, 101, 102, 103]]
-    assert rows.labels.tolist() == [[2, 3, 101, 102, 103, 104]]
-    assert rows.positions.tolist() == [[0, 1, 0, 1, 2, 3]]
+    rows = wrap(6).add(tokens_of([Document([1, 2, 3], (0, 0, 5, 0)), document(6, 9)]))
+    assert rows.columns["input"].tolist() == [[1, 2, 100, 101, 102, 103]]
+    assert rows.columns["labels"].tolist() == [[2, 3, 101, 102, 103, 104]]
+    assert rows.columns["positions"].tolist() == [[0, 1, 0, 1, 2, 3]]
     assert rows.pieces.tolist() == [[0, 0, 0, 5, 0], [2, 0, 0, 9, 0]]
 
 
 def test_a_padding_row_is_masked_whole() -> None:
-    assert rows_of(padding_row(4, PADDING)) == [Row().pad(4)]
-    assert rows_of(no_rows(4)) == []
+    assert rows_of(padding_rows(1, PADDING, 4)) == [Row().pad(4)]
+    assert rows_of(render(Documents.empty(), np.zeros((0, 5), np.int64), PADDING, 4)) == []
 
 
 @given(st.data())
 def test_a_carry_is_under_a_row_of_inputs(data: st.DataObject) -> None:
-    packer = Wrap(5, PADDING, Documents.empty())
+    packer = wrap(5)
     for chunk in data.draw(cuts(data.draw(documents(5)))):
         packer.add(tokens_of([d for d in chunk if len(d.ids) > 1]))
         assert len(packer.carry.ids) - len(packer.carry.origin) < 5

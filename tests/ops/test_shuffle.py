@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.strategies import keys
-from torchtitan_zephon.ops.pack import padding_row
+from torchtitan_zephon.ops.render import padding_rows
 from torchtitan_zephon.ops.shuffle import FIRST_WINDOW, ShuffleBuffer
 from torchtitan_zephon.records import Sequence
 
-ROWS = padding_row(2, 0)
+ROWS = padding_rows(1, 0, 2)
 
 
 def sequences(numbers: Iterable[int]) -> list[Sequence]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchtitan_zephon.ops.pack import padding_row
+from torchtitan_zephon.ops.render import padding_rows
 from torchtitan_zephon.records import Rows, Sequence
-from torchtitan_zephon.run.ring import SLOTS, Ring, allocate, slot_bytes
+from torchtitan_zephon.run.ring import NAMES, SLOTS, Ring, allocate, slot_bytes
 
 
 def rows_of(seed: int, count: int, seq_len: int, pieces_a_row: int) -> Rows:
@@ -20,13 +20,15 @@ def rows_of(seed: int, count: int, seq_len: int, pieces_a_row: int) -> Rows:
     columns = np.arange(3 * count * seq_len, dtype=np.int32).reshape(3, count, seq_len) * 7 + seed
     pieces = np.arange(5 * count * pieces_a_row, dtype=np.int64).reshape(-1, 5) * 2**33 + seed
     first_piece = np.arange(count + 1, dtype=np.int64) * pieces_a_row
-    return Rows(*columns, pieces, first_piece, np.full(count, seq_len - seed % 2, np.int64))
+    return Rows(
+        dict(zip(NAMES, columns, strict=True)), pieces, first_piece, np.full(count, seq_len - seed % 2, np.int64)
+    )
 
 
 def same(read: Rows, sequences: list[Sequence]) -> bool:
-    columns = [np.stack([getattr(s.rows, n)[s.row] for s in sequences]) for n in ("inputs", "labels", "positions")]
-    kinds = [c.dtype == np.int32 for c in (read.inputs, read.labels, read.positions)]
-    pairs = zip(columns, (read.inputs, read.labels, read.positions), strict=True)
+    columns = [np.stack([s.rows.columns[n][s.row] for s in sequences]) for n in NAMES]
+    kinds = [c.dtype == np.int32 for c in read.columns.values()]
+    pairs = zip(columns, read.columns.values(), strict=True)
     own = [Sequence(read, r) for r in range(len(read))]
     return (
         all(kinds)
@@ -48,7 +50,7 @@ def test_every_slot_gives_back_what_was_written(count: int, seq_len: int, every_
             rows = rows_of(10 * turn + slot, count + 1, seq_len, seq_len if every_token_a_document else 1)
             sequences = [Sequence(rows, count - r) for r in range(count)]
             if not every_token_a_document and turn == 1:
-                sequences[-1] = Sequence(padding_row(seq_len, 0), 0)  # no piece at all
+                sequences[-1] = Sequence(padding_rows(1, 0, seq_len), 0)  # no piece at all
             writer.write(slot, sequences)
             written.append(sequences)
         read = [reader.read(slot) for slot in range(SLOTS)]

@@ -20,7 +20,7 @@ from ..records import RECORD, Contents, Documents, Record
 MOST_IDS = 1 << 31
 
 
-def select(documents: Documents, field: str, contents: Contents) -> Sifted:
+def checked(documents: Documents, field: str, contents: Contents) -> Sifted:
     """``documents`` with their ``field`` alone, which holds ``contents``; empty ones are counted and left out."""
     bad: list[BadRecord] = []
     if RECORD in documents.values:
@@ -56,7 +56,7 @@ def _field_where_it_is(documents: Documents, field: str) -> Sifted:
                 bad.append(BadRecord("field", place, _absent(field, record)))
         except Unreadable as error:
             bad.append(error.bad)
-    return replace(documents.take(kept), values={field: values}), bad
+    return replace(documents.select(np.array(kept, np.int64)), values={field: values}), bad
 
 
 def _absent(field: str, record: Record) -> str:
@@ -132,4 +132,4 @@ def _not_empty(documents: Documents, full: Sequence[bool] | np.ndarray) -> Docum
     """The documents that are ``full``, and how many are not."""
     kept = np.flatnonzero(full)
     balance = replace(documents.balance, empty=len(documents) - len(kept), documents=len(kept))
-    return replace(documents.take(kept), balance=balance)
+    return replace(documents.select(kept), balance=balance)

@@ -19,14 +19,16 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import RunnerError
+from ..ops.render import COLUMNS
 from ..records import Rows, Sequence
 
 SLOTS = 3
 """One that the trainer reads, one that waits, one being written."""
+NAMES = tuple(column.name for column in COLUMNS)
 
 
 class _Slot(NamedTuple):
-    """Views of one slot. columns: int32 [3, rows, seq_len], inputs, labels and positions; the others as in ``Rows``."""
+    """Views of one slot. columns: int32 [columns, rows, seq_len]; the others as in ``Rows``."""
 
     first_piece: np.ndarray
     filled: np.ndarray
@@ -47,10 +49,9 @@ class Ring:
         first_piece, filled, columns, pieces = self._slots[slot]
         end = first_piece[0] = 0
         for r, sequence in enumerate(sequences):
-            rows, own = sequence.rows, sequence.pieces
-            columns[0, r] = rows.inputs[sequence.row]
-            columns[1, r] = rows.labels[sequence.row]
-            columns[2, r] = rows.positions[sequence.row]
+            own = sequence.pieces
+            for column, name in zip(columns, NAMES, strict=True):
+                column[r] = sequence.rows.columns[name][sequence.row]
             pieces[end : end + len(own)] = own
             first_piece[r + 1] = end = end + len(own)
             filled[r] = sequence.filled
@@ -58,8 +59,8 @@ class Ring:
     def read(self, slot: int) -> Rows:
         """Copy out what ``write`` put in."""
         first_piece, filled, columns, pieces = self._slots[slot]
-        inputs, labels, positions = columns.copy()
-        return Rows(inputs, labels, positions, pieces[: first_piece[-1]].copy(), first_piece.copy(), filled.copy())
+        own = dict(zip(NAMES, columns.copy(), strict=True))
+        return Rows(own, pieces[: first_piece[-1]].copy(), first_piece.copy(), filled.copy())
 
 
 def allocate(rows: int, seq_len: int) -> tuple[int, Ring]:
@@ -82,7 +83,7 @@ def allocate(rows: int, seq_len: int) -> tuple[int, Ring]:
 def slot_bytes(rows: int, seq_len: int) -> int:
     """Bytes of address space a slot takes, a whole number of pages."""
     tokens = rows * seq_len
-    size = 8 * (rows + 1) + 8 * rows + _even(12 * tokens) + 40 * tokens
+    size = 8 * (rows + 1) + 8 * rows + _even(4 * len(NAMES) * tokens) + 40 * tokens
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -91,11 +92,11 @@ def _views(memory: mmap.mmap, start: int, rows: int, seq_len: int) -> _Slot:
     tokens = rows * seq_len
     filled = start + 8 * (rows + 1)
     columns = filled + 8 * rows
-    pieces = columns + _even(12 * tokens)
+    pieces = columns + _even(4 * len(NAMES) * tokens)
     return _Slot(
         np.frombuffer(memory, np.int64, rows + 1, start),
         np.frombuffer(memory, np.int64, rows, filled),
-        np.frombuffer(memory, np.int32, 3 * tokens, columns).reshape(3, rows, seq_len),
+        np.frombuffer(memory, np.int32, len(NAMES) * tokens, columns).reshape(len(NAMES), rows, seq_len),
         np.frombuffer(memory, np.int64, 5 * tokens, pieces).reshape(tokens, 5),
     )
 

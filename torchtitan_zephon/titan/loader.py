@@ -61,7 +61,7 @@ class StreamLoader(BaseDataLoader):
     def __iter__(self) -> Iterator[TorchBatch]:
         training_began.set()
         for batch in self.gauges.timed(self.stream):
-            columns = {name: torch.from_numpy(getattr(batch, name)) for name in self.columns}
+            columns = {name: torch.from_numpy(batch.columns[name]) for name in self.columns}
             yield columns, torch.from_numpy(batch.labels)
         logger.info(
             "zephon: end of data after %d steps; this rank's balance: %s", self.stream.step, self.stream.balance
