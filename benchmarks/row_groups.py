@@ -20,8 +20,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from torchtitan_zephon.documents import read_documents
 from torchtitan_zephon.plan.chunking import Chunk
-from torchtitan_zephon.read.sources import open_source
+from torchtitan_zephon.read.source import open_source
 
 ROWS = 42_000
 
@@ -66,7 +67,7 @@ def measure(path: Path, most: int) -> None:
     pieces = range(0, len(units), every)
     for piece in pieces:
         chunk = Chunk(0, 0, 0, piece, 0, units[piece], 1)
-        size += sum(len(text) for text in source.documents(chunk, ()).values["text"])
+        size += sum(len(text) for text in read_documents(source, chunk, ()).values["text"])
     cpu = time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(

@@ -19,6 +19,7 @@ import numpy as np
 from corpus import source_of
 
 from torchtitan_zephon import Batch, Pipeline
+from torchtitan_zephon.documents import read_documents
 from torchtitan_zephon.lane import sequence_hash
 from torchtitan_zephon.ops import fast
 from torchtitan_zephon.ops.pack import Pack
@@ -61,10 +62,10 @@ def one_pass(program: Any, most: float) -> tuple[Counter[str], int]:
         for s, source in enumerate(program.sources):
             table = program.tables[s]
             chunk, _ = table.chunk(0, run % table.num_runs, 0)
-            records = timed("read and parse", source.reader.read, chunk, False)
-            documents = source.documents(chunk, ())
+            records = timed("read and parse", source.read, chunk, frozenset({source.field}))
+            documents = read_documents(source, chunk, ())
             order = np.random.default_rng(run).permutation(len(documents))
-            documents = timed("permute records", documents.ordered, order)
+            documents = timed("permute records", documents.take, order)
             texts = documents.values["text"]
             if tokenize.backend == "hf":
                 ids, offsets = timed("tokenise", tokenize._reference, texts)

@@ -17,13 +17,13 @@ import tokenizers
 
 from tests.scenarios import BOS, EOS, texts_of, tokenizer_folder, write_jsonl, write_parquet
 from torchtitan_zephon import ConfigError
-from torchtitan_zephon.check import Release, Report, check, find_release
-from torchtitan_zephon.check.text import WIDTH, check_text
 from torchtitan_zephon.cli import VERSION, main
 from torchtitan_zephon.errors import Problems
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.program import Program
-from torchtitan_zephon.titan import GENERATIONS, STOCK
+from torchtitan_zephon.titan.check import Release, Report, check, find_release
+from torchtitan_zephon.titan.check.text import WIDTH, check_text
+from torchtitan_zephon.titan.generations import NEWEST, SUPPORTED
 from torchtitan_zephon.titan.job import read_job
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,8 +64,8 @@ def job_file(tmp_path: Path) -> Path:
 def report_of(job_file: Path, *overrides: str, dp: list[int] | None = None, version: str = "0.3.0") -> Report:
     """The report where TorchTitan is not installed."""
     found = Problems()
-    job = read_job([f"--job.config_file={job_file}", *overrides], STOCK[version], found)
-    return check(job, Release(version=version, unchecked="it is not installed"), dp, None, found)
+    job = read_job([f"--job.config_file={job_file}", *overrides], SUPPORTED[version].stock_recipe, found)
+    return check(job, Release(generation=SUPPORTED[version], unchecked="it is not installed"), dp, None, found)
 
 
 def not_installed() -> str:
@@ -74,7 +74,7 @@ def not_installed() -> str:
         present = metadata.version("torchtitan").partition("+")[0]
     except metadata.PackageNotFoundError:
         present = ""
-    return next(version for version in GENERATIONS if version != present)
+    return next(version for version in SUPPORTED if version != present)
 
 
 def command(*words: object) -> int:
@@ -101,7 +101,7 @@ def all_chunks(program: Program, source: int) -> list[Chunk]:
 
 
 def test_each_source_is_listed_with_what_it_holds(job_file: Path) -> None:
-    news, wiki = report_of(job_file).train.sources
+    news, wiki = report_of(job_file).train.reading.sources
     sizes = [file.stat().st_size for file in (job_file.parent / "news").iterdir()]
     assert (news.name, news.share, news.manifest.format, len(news.manifest.shards)) == ("news", 0.75, "jsonl", 2)
     assert (wiki.name, wiki.share, wiki.manifest.format, len(wiki.manifest.shards)) == ("wiki", 0.25, "parquet", 1)
@@ -111,8 +111,10 @@ def test_each_source_is_listed_with_what_it_holds(job_file: Path) -> None:
 
 def test_the_estimate_of_a_sources_tokens_is_that_of_reading_it_all_where_the_sample_is_all(job_file: Path) -> None:
     train = report_of(job_file).train
-    for number, source in enumerate(train.sources):
-        tokens = sum(len(train.program.work(chunk).documents.ids) for chunk in all_chunks(train.program, number))
+    for number, source in enumerate(train.reading.sources):
+        tokens = sum(
+            len(train.reading.program.work(chunk).documents.ids) for chunk in all_chunks(train.reading.program, number)
+        )
         assert math.isclose(source.tokens, tokens, rel_tol=0.01)
 
 
@@ -222,11 +224,11 @@ def test_a_validation_pass_takes_the_smallest_batch_of_each_degree(job_file: Pat
     job = validated(job_file, job_file.parent / "news")
     report = report_of(job, "--validation.enable", dp=[2, 8])
     assert report.validation is not None
-    assert [s.name for s in report.validation.sources] == ["held"]
+    assert [s.name for s in report.validation.reading.sources] == ["held"]
     assert [(d.global_batch_size, d.problem) for d in report.validation.degrees] == [(16, None), (32, None)]
-    assert not report.validation.program.recipe.repeat
+    assert not report.validation.reading.program.recipe.repeat
     some = report_of(job, "--validation.enable", "--validation.steps", "5", dp=[2]).validation
-    assert some is not None and some.degrees[0].global_batch_size == 32 and some.program.recipe.repeat
+    assert some is not None and some.degrees[0].global_batch_size == 32 and some.reading.program.recipe.repeat
 
 
 def test_a_validation_that_does_not_fit_fails_the_check(job_file: Path) -> None:
@@ -376,11 +378,11 @@ def test_all_problems_of_a_job_are_told_in_one_answer(job_file: Path, capsys: py
 def test_a_source_that_cannot_be_read_hides_no_other(job_file: Path) -> None:
     more = (f"--zephon.sources.{name}.{key}" for name in "ab" for key in ("path=nowhere", "weight=1"))
     report = report_of(job_file, *more)
-    assert [source.name for source in report.train.sources] == ["news", "wiki"]
-    assert report.train.program is None and report.train.tokenize is not None
+    assert [source.name for source in report.train.reading.sources] == ["news", "wiki"]
+    assert report.train.reading.program is None and report.train.reading.tokenize is not None
     assert [text[:11] for text in report.problems] == ["source 'a':", "source 'b':"]
-    whole = report_of(job_file).train.sources
-    shown = report.train.sources
+    whole = report_of(job_file).train.reading.sources
+    shown = report.train.reading.sources
     assert [dataclasses.replace(s, share=0) for s in shown] == [dataclasses.replace(s, share=0) for s in whole]
     assert [s.share for s in shown] == [3 / 6, 1 / 6]
 
@@ -486,7 +488,7 @@ def test_without_torchtitan_the_newest_release_is_assumed(monkeypatch: pytest.Mo
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)
-    assert find_release(None) == Release(version=list(GENERATIONS)[-1], unchecked="it is not installed")
+    assert find_release(None) == Release(generation=NEWEST, unchecked="it is not installed")
 
 
 def test_an_installed_release_that_is_not_supported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

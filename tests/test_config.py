@@ -12,11 +12,10 @@ from typing import Any, Literal
 import pytest
 
 from tests.scenarios import small_pipeline, write_jsonl
-from torchtitan_zephon import ConfigError, Recipe, RunSettings, SourceConfig, SourceError, load_recipe
-from torchtitan_zephon.config import coerce, from_table, read_table
+from torchtitan_zephon import ConfigError, Recipe, RunSettings, SourceConfig, load_recipe
 from torchtitan_zephon.errors import Problems, nearest
-from torchtitan_zephon.program import opened
-from torchtitan_zephon.toml_files import Origin, anchor_paths, load_toml
+from torchtitan_zephon.settings import coerce, from_table, read_table
+from torchtitan_zephon.toml_files import load_toml
 
 # A value of each key that is not its default; a key without one fails the tests below.
 OTHER: dict[type, dict[str, Any]] = {
@@ -349,48 +348,12 @@ def test_the_paths_in_a_recipe_file_are_relative_to_it(tmp_path: Path, monkeypat
     assert recipe.sources["b"].weight == 3.0
 
 
-def test_a_path_that_leads_nowhere_is_told_as_it_was_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "sub" / "r.toml"
-    stated = {
-        Origin.file(file).anchored(
-            "data/a"
-        ): f"file or folder '{tmp_path}/sub/data/a'.* It is stated as 'data/a' in '{file}'",
-        Origin.command_line().anchored("data/a"): f"'{tmp_path}/data/a'.* 'data/a' on the command line, .*'{tmp_path}'",
-        Origin.command_line().anchored("*.jsonl"): rf"'{tmp_path}/\*.jsonl'.* '\*.jsonl' on the command line, ",
-        "data/a": f"'data/a'; this is relative to the working folder, '{tmp_path}'",
-    }
-    for path, message in stated.items():
-        with pytest.raises(SourceError, match=message):
-            opened("x", SourceConfig(path=path))
-    absolute = Origin.file(file).anchored("/no/such/place")
-    with pytest.raises(SourceError, match=r"'/no/such/place'") as refusal:
-        opened("x", SourceConfig(path=absolute))
-    assert "is stated as" not in str(refusal.value)
-    (tmp_path / "a.jsonl").write_text("", "utf-8")
-    with pytest.raises(SourceError, match="are empty") as refusal:  # its path is right
-        opened("x", SourceConfig(path=Origin.command_line().anchored("a.jsonl")))
-    assert "is stated as" not in str(refusal.value)
-
-
-def test_a_stated_path_is_a_string_like_any_other() -> None:
-    path = Origin.command_line().anchored("data")
-    again = pickle.loads(pickle.dumps(path))
-    assert (again, again.hint) == (path, path.hint) == (str(path), path.hint)
-    assert repr(SourceConfig(path=path)) == repr(SourceConfig(path=str(path)))
-
-
 def test_a_job_in_place_of_a_recipe_is_answered_with_the_commands_for_a_job(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("[zephon]\nlanes = 4\n", "utf-8")
     with pytest.raises(
         ConfigError, match=r"is a job, not a recipe.*explain .*job\.toml, or check .*--job\.config_file"
     ):
         load_recipe(tmp_path / "job.toml")
-
-
-@pytest.mark.parametrize("table", [{}, {"sources": 3}, {"sources": {"a": 3}}, {"sources": {"a": {"path": 3}}}], ids=str)
-def test_what_is_no_source_table_is_left_for_the_check_to_refuse(table: dict[str, Any]) -> None:
-    assert anchor_paths(table, Origin.command_line()) == table
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from torchtitan_zephon.program import STREAM_FORMAT
 from torchtitan_zephon.state import FORMAT
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
-STEPS, SAVED_STEP = 12, 7
+STEPS, SAVED_STEP = 24, 13
 STREAMS: dict[str, dict[str, Any]] = {
     "wrap_shuffle": {},
     "first_fit": {"algorithm": "first_fit"},
@@ -61,7 +61,7 @@ def write_corpus(folder: Path) -> None:
 def pipeline_over(
     folder: Path, *, algorithm: Any = "wrap", label_shift: Any = "document", repeat: bool = True, backend: Any = "hf"
 ) -> Pipeline:
-    """Lanes of a few chunks each, so that twelve steps meet flushes, carries and a second epoch."""
+    """Lanes of a few chunks each, so that these steps meet flushes, carries and a second epoch."""
     source = StaticMixtureWorkSource(
         datasets=[
             Dataset.from_path("books", str(folder / "books")),
@@ -78,7 +78,7 @@ def pipeline_over(
         .pack_flat(max_length=32, algorithm=algorithm, label_shift=label_shift)
         .shuffle(buffer_size=40, seed=43)
         .batch(microbatch_size=2)
-        .options(lanes=4, global_batch_size=32, flush_every_sequences=10, tokenizer_backend=backend)
+        .options(lanes=4, global_batch_size=32, flush_every_sequences=30, tokenizer_backend=backend)
     )
 
 

@@ -22,13 +22,13 @@ def rows(documents: Documents) -> list[Document]:
 def test_documents_in_another_order_keep_their_ids_and_origins(data: st.DataObject) -> None:
     items = data.draw(documents(6))
     order = data.draw(st.permutations(range(len(items))))
-    found = tokens_of(items).select(np.array(order, np.int64))
+    found = tokens_of(items).take(np.array(order, np.int64))
     assert rows(found) == [items[i] for i in order]
     assert found.ids.dtype == np.int32 and found.offsets.dtype == found.origin.dtype == np.int64
 
 
 def test_texts_in_another_order_keep_their_origins() -> None:
-    found = texts_at([(0, 1, 10, 0), (0, 1, 20, 0), (0, 1, 30, 0)], ["a", "bc", "d"]).select(np.array([2, 0, 1]))
+    found = texts_at([(0, 1, 10, 0), (0, 1, 20, 0), (0, 1, 30, 0)], ["a", "bc", "d"]).take(np.array([2, 0, 1]))
     assert found.values == {"text": ["d", "a", "bc"]}
     assert found.origin[:, 2].tolist() == [30, 10, 20]
     assert found.cut(1).values == {"text": ["d", "a", "b"]}

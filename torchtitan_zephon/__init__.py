@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .config import Recipe, RunSettings, SourceConfig, load_recipe
 from .errors import (
     ConfigError,
     FunctionError,
@@ -22,6 +21,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from .config import Recipe, RunSettings, SourceConfig, load_recipe
     from .pipeline import Dataset, Pipeline, StaticMixtureWorkSource, TokenEstimation
     from .records import Batch
     from .run.stream import RankStream
@@ -55,8 +55,12 @@ _LATER = {
     "Dataset": ".pipeline",
     "Pipeline": ".pipeline",
     "RankStream": ".run.stream",
+    "Recipe": ".config",
+    "RunSettings": ".config",
+    "SourceConfig": ".config",
     "StaticMixtureWorkSource": ".pipeline",
     "TokenEstimation": ".pipeline",
+    "load_recipe": ".config",
 }
 
 

@@ -7,16 +7,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import __version__, check
-from .check.sources import seq_len_of, tokenizer_of
-from .check.text import check_text
+from . import __version__
 from .config import RunSettings, is_job, load_recipe
 from .errors import ConfigError, Problems, ZephonError
 from .ledger import read_ledger
 from .ops.tokenizer_files import load_tokenizer
 from .program import STREAM_FORMAT, Program, compile_program
 from .state import FORMAT
-from .titan import GENERATIONS, STOCK
+from .titan.check import check, find_release
+from .titan.check.sources import checked_seq_len, tokenizer_of
+from .titan.check.text import check_text
+from .titan.generations import SUPPORTED
 from .titan.job import parse_job, read_job
 from .toml_files import load_toml
 from .verify import verify
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("file", metavar="FILE.toml", help="job (train_configs/*.toml) or recipe (configs/*.toml)")
     sub.add_argument("--tokenizer", help="of a recipe: folder, tokenizer.json, or hub name")
     sub.add_argument("--seq-len", type=int, help="of a recipe: tokens of a sequence; 2048 if not given")
-    sub.add_argument("--torchtitan", choices=GENERATIONS, help="release of a job; the installed one if not given")
+    sub.add_argument("--torchtitan", choices=SUPPORTED, help="release of a job; the installed one if not given")
     sub.set_defaults(run=_explain)
     sub = commands.add_parser(
         "check",
@@ -71,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("job", metavar="JOB.toml", help="job file, as given to torchtitan_zephon.train")
     sub.add_argument("--dp", type=_degrees, metavar="8,16,32", help="data-parallel degrees; all that fit if not given")
     sub.add_argument("--checkpoint", type=Path, metavar="DIR", help="step-N, a folder of them, or a dump folder")
-    sub.add_argument("--torchtitan", choices=GENERATIONS, help="release to check for; the installed one if not given")
+    sub.add_argument("--torchtitan", choices=SUPPORTED, help="release to check for; the installed one if not given")
     sub.set_defaults(run=_check)
     return parser
 
@@ -98,10 +99,10 @@ def _degrees(text: str) -> list[int]:
 
 
 def _check(options: argparse.Namespace) -> int:
-    release = check.find_release(options.torchtitan)
+    release = find_release(options.torchtitan)
     problems = Problems()
-    job = read_job([f"--job.config_file={options.job}", *options.overrides], STOCK[release.version], problems)
-    report = check.check(job, release, options.dp, options.checkpoint, problems)
+    job = read_job([f"--job.config_file={options.job}", *options.overrides], release.generation.stock_recipe, problems)
+    report = check(job, release, options.dp, options.checkpoint, problems)
     print(check_text(report))
     return 0 if report.good else 1
 
@@ -131,11 +132,11 @@ def _job_program(options: argparse.Namespace) -> Program:
             f"{options.file!r} is a job, which names its tokenizer and its sequence length itself; --tokenizer and "
             "--seq-len are for recipes. To try others: --model.hf_assets_path FOLDER, --training.seq_len 2048."
         )
-    version = check.find_release(options.torchtitan).version
-    job = parse_job([f"--job.config_file={options.file}", *options.overrides], STOCK[version])
+    generation = find_release(options.torchtitan).generation
+    job = parse_job([f"--job.config_file={options.file}", *options.overrides], generation.stock_recipe)
     tokenizer = tokenizer_of(job, job.recipe)
     return compile_program(
-        job.recipe, seq_len_of(job, version, training=True), tokenizer, backend=job.settings.tokenizer_backend
+        job.recipe, checked_seq_len(job, generation, training=True), tokenizer, backend=job.settings.tokenizer_backend
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from .errors import SourceError
 from .plan.chunking import Chunk, Pieces
 from .plan.places import places
-from .read.records import Source
+from .read.source import Source
 
 RECORD_BYTES = 2048
 """Least planned bytes read at a place: whole records, beginning with the one that holds it."""

@@ -15,10 +15,11 @@ from typing import Any, Literal
 
 from .config import Recipe, RunSettings, SourceConfig
 from .errors import ConfigError, Problems, nearest
+from .ops.functions import Function
+from .ops.packers import PACKERS
 from .ops.tokenizer_files import load_tokenizer
 from .plan.layout import Layout
 from .program import Program, compile_program
-from .read.records import Function
 from .records import Batch, Record
 from .run.agree import Exchange, agree, alone
 from .run.statement import statement
@@ -146,13 +147,13 @@ class Pipeline:
         self,
         *,
         max_length: int,
-        algorithm: Literal["wrap", "first_fit"] = "wrap",
+        algorithm: str = "wrap",
         label_shift: Literal["document", "sequence"] = "document",
     ) -> Pipeline:
         """Pack into sequences of exactly ``max_length`` tokens; labels are the next token within each
         document, or within the whole sequence, borders included."""
-        if algorithm not in ("wrap", "first_fit"):
-            raise ConfigError(f"pack_flat: algorithm = {algorithm!r}. {nearest(str(algorithm), ('wrap', 'first_fit'))}")
+        if algorithm not in PACKERS:
+            raise ConfigError(f"pack_flat: algorithm = {algorithm!r}. {nearest(str(algorithm), PACKERS)}")
         return self._with(_recipe=replace(self._recipe, pack=algorithm, label_shift=label_shift), _seq_len=max_length)
 
     def shuffle(self, *, buffer_size: int, seed: int | None = None) -> Pipeline:
@@ -169,6 +170,7 @@ class Pipeline:
         lanes: int | None = None,
         global_batch_size: int | None = None,
         flush_every_sequences: int | None = None,
+        shares: Literal["measured", "estimated"] | None = None,
         workers: int | None = None,
         runner: Literal["thread", "process"] | None = None,
         prefetch_bytes: int | None = None,
@@ -177,8 +179,8 @@ class Pipeline:
         tokenizer_backend: Literal["auto", "hf", "fastokens"] | None = None,
         ledger: str | None = None,
     ) -> Pipeline:
-        """The stream's shape (first three), then speed and reporting. What is None stays as it was."""
-        stream = {"lanes": lanes, "flush_every_sequences": flush_every_sequences}
+        """The stream's shape (first four), then speed and reporting. What is None stays as it was."""
+        stream = {"lanes": lanes, "flush_every_sequences": flush_every_sequences, "shares": shares}
         run = {
             "workers": workers,
             "runner": runner,

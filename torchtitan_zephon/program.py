@@ -11,7 +11,7 @@ import functools
 import hashlib
 import logging
 from collections.abc import Iterable, Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,15 @@ import numpy as np
 
 from .cache import cached, counts_of
 from .config import Recipe, SourceConfig
+from .documents import read_documents
 from .errors import ConfigError, SourceError
 from .estimate import Estimate, estimate
 from .lane.stages import LaneProgram
 from .ops import fast
+from .ops.functions import Function
 from .ops.pack import Packing
 from .ops.tokenize import Tokenize, TokenizerSpec, Wanted, tokenize
+from .paths import StatedPath
 from .plan import keyed
 from .plan.chunking import Chunk, ChunkTable, cut
 from .plan.cursor import Dealt, Endless, LaneRuns, lane_offsets, order_keys
@@ -32,11 +35,9 @@ from .plan.deal import cut_pass, deal
 from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from .plan.segments import LanePlan
 from .read.files import Manifest, shared_files
-from .read.records import Function, Source
-from .read.sources import open_source
+from .read.source import Source, open_source
 from .records import Documents, Packet
 from .state import recipe_hash
-from .toml_files import StatedPath
 
 STREAM_FORMAT = 2
 """Version of the order itself: golden hashes change only together with it."""
@@ -69,22 +70,16 @@ class Program:
     @property
     def packing(self) -> Packing:
         """How rows are made."""
-        recipe = self.recipe
-        return Packing(
-            algorithm=recipe.pack,
-            label_shift=recipe.label_shift,
-            seq_len=self.seq_len,
-            padding_id=self.tokenize.padding_id,
-        )
+        return self.recipe.packing(self.seq_len, self.tokenize.padding_id)
 
     def work(self, chunk: Chunk) -> Packet:
         """The documents of ``chunk``: read, map and filter, permute, tokenise. Pure; any thread may run it."""
         return Packet.of(self.tokenize(self._documents(chunk)))
 
     def _documents(self, chunk: Chunk) -> Documents:
-        documents = self.sources[chunk.source].documents(chunk, self.functions)
+        documents = read_documents(self.sources[chunk.source], chunk, self.functions)
         order = self._order(chunk, len(documents))
-        return documents if order is None else documents.select(order)
+        return documents if order is None else documents.take(order)
 
     def _order(self, chunk: Chunk, documents: int) -> np.ndarray | None:
         """The order of a chunk's documents, int64 [documents]; None for that of the file."""
@@ -116,15 +111,15 @@ class Program:
         def count(documents: Documents) -> tuple[int, int]:
             return len(documents.ids), self.packing.usable(documents)
 
-        if self.sources[s].holds_ids:
-            return [count(self.tokenize(self._documents(chunk))) for chunk in chunks], ""
+        whole = [self._documents(chunk) for chunk in chunks]
+        if self.sources[s].reader.contents == "ids":
+            return [count(self.tokenize(documents)) for documents in whole], ""
 
         def tokenized() -> list[tuple[int, int]]:
             for documents in samples:
                 self.tokenize.check(documents.values["text"])
             return [count(self.tokenize(documents)) for documents in samples]
 
-        whole = [self._documents(chunk) for chunk in chunks]
         samples = [documents.cut(SAMPLED_CHARACTERS) for documents in whole]
         digest = hashlib.sha256()
         for documents in samples:
@@ -210,7 +205,7 @@ class Program:
         ]
         for source, table in zip(self.sources, self.tables, strict=True):
             manifest = source.reader.manifest
-            kind = f"{manifest.format} shards{' of token ids' * source.holds_ids}"
+            kind = f"{manifest.format} shards{' of token ids' * (source.reader.contents == 'ids')}"
             num_bytes = sum(s.num_bytes for s in manifest.shards)
             lines.append(
                 f"  source {source.name!r}: {r.sources[source.name].weight / total:.1%} of tokens; "
@@ -285,23 +280,7 @@ def _identity(
     """The recipe as plain values. Left out on purpose: source folders (only content matters), workers, prefetch and
     ledger (speed and reporting), dp degree and local batch (which rank reads, not what is read)."""
     weights = integer_weights({s.name: recipe.sources[s.name].weight for s in sources})
-    plain = {
-        name: getattr(recipe, name)
-        for name in (
-            "lanes",
-            "seed",
-            "pack",
-            "label_shift",
-            "estimate_bytes",
-            "shuffle_chunks",
-            "shuffle_records",
-            "shuffle_buffer_sequences",
-            "flush_every_sequences",
-            "shares",
-            "chunk_bytes",
-            "repeat",
-        )
-    }
+    plain = {f.name: getattr(recipe, f.name) for f in fields(recipe) if f.metadata["in_identity"]}
     return {
         "stream_format": STREAM_FORMAT,
         "seq_len": seq_len,

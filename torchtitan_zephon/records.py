@@ -9,8 +9,9 @@ Provenance rides along as integers.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -114,6 +115,11 @@ class Documents:
         return len(self.ids) - int(np.count_nonzero(np.diff(self.offsets)))
 
     @classmethod
+    def of_values(cls, values: dict[str, list[Any]], origin: np.ndarray) -> Documents:
+        """Records as they were read, without tokens."""
+        return cls(values, {}, np.zeros(len(origin) + 1, np.int64), origin, Balance(records=len(origin)))
+
+    @classmethod
     def empty(cls) -> Documents:
         """No document."""
         return cls({}, {"ids": np.zeros(0, np.int32)}, np.zeros(1, np.int64), np.zeros((0, 4), np.int64))
@@ -133,8 +139,12 @@ class Documents:
             second.balance,
         )
 
-    def select(self, which: np.ndarray, used: int = 0) -> Documents:
-        """The documents ``which``, int64 [n], in that order, without the first ``used`` tokens of the first."""
+    def take(self, numbers: Seq[int] | np.ndarray, used: int = 0) -> Documents:
+        """The documents of these numbers, in this order: some of them, or all in another order.
+
+        ``used``: tokens at the front of the first one that are left out.
+        """
+        which = np.asarray(numbers, np.int64)
         starts, lengths = self.offsets[which], np.diff(self.offsets)[which]
         starts[:1] += used
         lengths[:1] -= used
@@ -257,3 +267,14 @@ class Batch:
 
 Record = dict[str, Any]
 """A record as a user's ``map`` and ``filter`` functions see it."""
+Contents = Literal["text", "ids"]
+"""What the field of a source holds."""
+RECORD = "record"
+"""The name of values that are whole records; there are no others beside them."""
+
+
+def origin_of(source: int, shard: int, places: Seq[int] | np.ndarray) -> np.ndarray:
+    """Where the records at ``places`` of a shard come from: int64 [records, 4], as in ``Documents``."""
+    origin = np.zeros((len(places), 4), np.int64)
+    origin[:, 0], origin[:, 1], origin[:, 2] = source, shard, places
+    return origin

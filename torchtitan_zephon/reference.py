@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import typing
+from collections.abc import Iterable
 from typing import Any
 
 from .config import Recipe, RunSettings, SourceConfig
@@ -51,13 +52,15 @@ def reference() -> str:
 def _table(config: type[Any], leave_out: frozenset[str] | set[str] = frozenset()) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     hints = typing.get_type_hints(config)
-    for f in dataclasses.fields(config):
+    own = config.__annotations__  # before those of its stages
+    for f in sorted(dataclasses.fields(config), key=lambda f: f.name not in own):
         if f.name in leave_out:
             continue
         default = f"`{_toml(f.default_factory() if f.default is dataclasses.MISSING else f.default)}`"  # type: ignore[operator]
         low, high = f.metadata["low"], f.metadata["high"]
         allowed = "" if low is None else f" Allowed: {low} or more." if high is None else f" Allowed: {low} to {high}."
-        rows.append(f"| `{f.name}` | {_type(hints[f.name])} | {default} | {f.metadata['doc']}{allowed} |")
+        kind = _choices(f.metadata["choices"]) or _type(hints[f.name])
+        rows.append(f"| `{f.name}` | {kind} | {default} | {f.metadata['doc']}{allowed} |")
     return "\n".join(rows)
 
 
@@ -67,9 +70,13 @@ def _toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
 
 
+def _choices(values: Iterable[Any]) -> str:
+    return " or ".join(f'`"{v}"`' for v in values)
+
+
 def _type(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
-        return " or ".join(f'`"{v}"`' for v in typing.get_args(hint))
+        return _choices(typing.get_args(hint))
     if typing.get_origin(hint) is list:
         return f"list of {_type(typing.get_args(hint)[0])}"
     if typing.get_origin(hint) is dict:

@@ -22,9 +22,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import titan
 from .errors import ZephonError
 from .launch import check_launch, local_rank
+from .titan import training_began
+from .titan.generations import installed
 from .titan.job import parse_job
 
 USAGE = """\
@@ -89,15 +90,16 @@ def end_process_if(refused: threading.Event) -> None:
 
 def run(args: Sequence[str]) -> None:
     """Train the job that ``args`` name in this process, one rank of a torchrun launch."""
-    job = parse_job(args, titan.STOCK[titan.installed_version()])
+    generation = installed()
+    job = parse_job(args, generation.stock_recipe)
     check_launch(os.environ)
     from .titan import cpu
 
     on_cpu = cpu.wanted(job.device)
     if on_cpu:
         cpu.activate()
-        job = cpu.adjusted(job, log_once)
-    titan.generation().run(job, on_cpu=on_cpu)
+        job = cpu.adjusted(job, generation.cpu_defaults, log_once)
+    generation.load().run(job, on_cpu=on_cpu)
 
 
 def log_once(line: str) -> None:
@@ -114,7 +116,7 @@ def report(error: ZephonError) -> None:
     unless it knows that all have the same. During training the rank that fails speaks at once and
     says which it is.
     """
-    first, at_once = local_rank(os.environ) == 0, titan.training_began.is_set() and not error.of_all_ranks
+    first, at_once = local_rank(os.environ) == 0, training_began.is_set() and not error.of_all_ranks
     if not first and not at_once:
         write_error_file(None)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # the first rank's failure is the node's

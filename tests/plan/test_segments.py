@@ -88,10 +88,15 @@ def test_a_segment_ends_with_the_first_chunk_at_whose_end_its_scheduled_tokens_a
 ) -> None:
     plan = plan_of(list(given_weights.values()), measured=measured)
     for segment in first(6, plan, random_tokens(seed)):
-        scheduled = [sum(planned.behind.scheduled) for planned in segment.planned]
-        assert scheduled == sorted(scheduled)
-        assert all(n < plan.segment_tokens for n in scheduled[:-1])
-        assert scheduled[-1] >= plan.segment_tokens
+        _, shares = plan.begin(segment.sources)
+        rates = shares.expected_per_mib
+        expected = [
+            sum(n * rate >> 20 for n, rate in zip(planned.behind.num_bytes, rates, strict=True))
+            for planned in segment.planned
+        ]
+        assert expected == sorted(expected)
+        assert all(n < plan.segment_tokens for n in expected[:-1])
+        assert expected[-1] >= plan.segment_tokens
 
 
 def from_chunk(number: int, tokens: Tokens) -> Tokens:
@@ -127,15 +132,15 @@ def test_targets_add_up_to_the_tokens_that_were_counted(given_weights: dict[str,
         assert sum(s.target for s in segment.sources) == sum(counted)
 
 
-@given(st.floats(0.05, 0.95), st.integers(0, 9), st.lists(st.integers(2**17, 2**23), min_size=2, max_size=2))
-@settings(max_examples=40)
+@given(st.floats(0.05, 0.95), st.integers(0, 9), st.lists(st.integers(2**19, 3_000_000), min_size=2, max_size=2))
+@settings(max_examples=15)
 def test_delivered_shares_follow_the_weights_whatever_the_estimate(share: float, seed: int, rates: list[int]) -> None:
-    """Estimates wrong by up to 8 either way; chunks hold 0 to 3 times what they should."""
+    """Estimates of a third to twice of what is there; chunks hold 0 to 3 times what they should."""
     plan, total = plan_of([share, 1 - share], segment_chunks=20, rates=rates), [0, 0]
     largest = 3 * CHUNK
-    for number, segment in enumerate(first(120, plan, random_tokens(seed))):
+    for number, segment in enumerate(first(70, plan, random_tokens(seed))):
         total = [a + b for a, b in zip(total, segment.tokens, strict=True)]
-        if number > 60:
+        if number > 40:
             # The last two segments are not yet accounted for.
             off = abs(total[0] / sum(total) - share)
             assert off < 2 * 2.5 * sum(segment.tokens) / sum(total) + 4 * largest / sum(total)
@@ -155,14 +160,14 @@ def test_with_estimated_shares_real_tokens_change_nothing() -> None:
     assert [s.planned for s in a] == [s.planned for s in b]
 
 
-def test_a_source_that_gives_nothing_is_read_sixteen_times_as_fast_and_the_others_go_on() -> None:
+def test_a_source_that_gives_nothing_is_read_twice_as_fast_and_the_others_go_on() -> None:
     plan = plan_of([0.5, 0.5])
     read, tokens = [0, 0], [0, 0]
     for segment in first(40, plan, lambda c: c.num_bytes * c.source):
         for planned in segment.planned:
             read[planned.chunk.source] += 1
         tokens[1] += segment.tokens[1]
-    assert 8 < read[0] / read[1] <= 17
+    assert 1.8 < read[0] / read[1] <= 2.2
     assert tokens[1] > 0
 
 

@@ -16,10 +16,11 @@ import pytest
 
 from tests.scenarios import texts_of
 from torchtitan_zephon import FunctionError, RecordError, SourceError
+from torchtitan_zephon.documents import read_documents
+from torchtitan_zephon.ops.functions import Function
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.read.parquet import ParquetReader
-from torchtitan_zephon.read.records import Function, Source
-from torchtitan_zephon.read.sources import open_source
+from torchtitan_zephon.read.source import Source, open_source
 
 TEXTS = texts_of(200)
 GROUP = 100
@@ -61,7 +62,7 @@ def texts(source: Source, *functions: Function) -> list[str]:
     for piece, rows in enumerate(source.reader.pieces().units.tolist()):
         for start in range(0, rows, 30):
             chunk = Chunk(0, 0, 0, piece, start, min(start + 30, rows), 1)
-            found += source.documents(chunk, functions).values["text"]
+            found += read_documents(source, chunk, functions).values["text"]
     return found
 
 
@@ -80,9 +81,10 @@ def test_an_encrypted_column_beside_the_text_is_left_alone(tmp_path: Path) -> No
     # In a process of its own: what is tested here ended the process, by a signal.
     encrypted(tmp_path / "a.parquet", table_of(secret=TEXTS), ["secret"])
     script = (
-        "import sys; from torchtitan_zephon.read.sources import open_source; "
-        "from torchtitan_zephon.plan.chunking import Chunk; s = open_source('s', sys.argv[1], 'text'); "
-        "print(s.reader.pieces().sizes.tolist(), len(s.documents(Chunk(0, 0, 0, 1, 0, 100, 1), ())))"
+        "import sys; from torchtitan_zephon.read.source import open_source; "
+        "from torchtitan_zephon.plan.chunking import Chunk; from torchtitan_zephon.documents import read_documents; "
+        "s = open_source('s', sys.argv[1], 'text'); "
+        "print(s.reader.pieces().sizes.tolist(), len(read_documents(s, Chunk(0, 0, 0, 1, 0, 100, 1), ())))"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120)
     sizes = [sum(len(t.encode()) for t in TEXTS[first : first + GROUP]) for first in (0, GROUP)]
@@ -122,10 +124,10 @@ def test_a_column_that_is_encrypted_in_another_file_only_is_read_where_it_is_pla
     asks = keeping(lambda r: r["n"] >= 100 or (r["secret"] and False))
     assert texts(open_source("s", str(tmp_path / "a.parquet"), "text"), asks) == TEXTS[100:]
     source = open_source("s", str(tmp_path), "text")
-    assert len(source.documents(Chunk(0, 0, 0, 0, 0, 100, 1), (asks,))) == 0  # the column is asked for and read
-    assert source.documents(Chunk(0, 0, 0, 3, 0, 100, 1), (asks,)).values["text"] == TEXTS[100:]  # it is neither
+    assert len(read_documents(source, Chunk(0, 0, 0, 0, 0, 100, 1), (asks,))) == 0  # the column is asked for and read
+    assert read_documents(source, Chunk(0, 0, 0, 3, 0, 100, 1), (asks,)).values["text"] == TEXTS[100:]  # it is neither
     with pytest.raises(RecordError, match=r"b\.parquet', row 0: column 'secret' of rows 0 to 99 cannot be read"):
-        source.documents(Chunk(0, 0, 0, 2, 0, 100, 1), (asks,))
+        read_documents(source, Chunk(0, 0, 0, 2, 0, 100, 1), (asks,))
 
 
 @pytest.mark.parametrize("plaintext_footer", [True, False])
@@ -243,7 +245,7 @@ def test_a_file_without_rows_decides_nothing(name: str, odd: pa.Table, tmp_path:
     assert texts(open_source("s", str(tmp_path), "text"), even) == TEXTS[::2]
     ids = pa.table({"text": pa.array([[1, 2]], pa.list_(pa.int32()))})
     pq.write_table(ids, tmp_path / "a.parquet")
-    assert open_source("s", str(tmp_path), "text").holds_ids
+    assert open_source("s", str(tmp_path), "text").reader.contents == "ids"
 
 
 def test_a_shard_whose_texts_are_all_null_is_refused_by_name(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from torchtitan_zephon.read.files import list_source
 from torchtitan_zephon.read.footers import Footers
 from torchtitan_zephon.read.parquet import ParquetReader
 
+TEXT = frozenset({"text"})
+
 
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files whose footers are parsed from now on."""
@@ -51,7 +53,7 @@ def reader_of(path: Path) -> ParquetReader:
 def read_all(reader: ParquetReader) -> list[str]:
     units = reader.pieces().units.tolist()
     chunks = [Chunk(0, 0, 0, piece, a, b, 1) for piece, n in enumerate(units) for a, b in ((0, n // 2), (n // 2, n))]
-    return [record["text"] for chunk in chunks for record in reader.read(chunk, whole_records=False)[0]]
+    return [text for chunk in chunks for text in reader.read(chunk, TEXT)[0].values["text"]]
 
 
 def test_a_footer_is_parsed_once_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,15 +88,15 @@ def test_the_footer_of_a_file_that_has_changed_is_parsed_again(tmp_path: Path) -
     write_parquet(path, texts_of(60, 7000), row_group_rows=30)
     os.utime(path, ns=(time + 1, time + 1))
     with pytest.raises(SourceError, match=r"row group 2 ends early: the file was changed"):
-        reader.read(Chunk(0, 0, 0, 2, 0, 20, 1), whole_records=False)
+        reader.read(Chunk(0, 0, 0, 2, 0, 20, 1), TEXT)
     with pytest.raises(SourceError, match=r"row group 2 ends early: the file was changed"):
         reader.weigh(2, np.array([0, 20]))
     write_parquet(path, texts_of(60), field="other", row_group_rows=20)
     with pytest.raises(SourceError, match=r"row group 1 ends early: the file was changed"):
-        reader.read(Chunk(0, 0, 0, 1, 0, 20, 1), whole_records=False)
+        reader.read(Chunk(0, 0, 0, 1, 0, 20, 1), TEXT)
     path.unlink()
     with pytest.raises(SourceError, match=r"0000\.parquet' cannot be read: .*No such file"):
-        reader.read(Chunk(0, 0, 0, 1, 0, 20, 1), whole_records=False)
+        reader.read(Chunk(0, 0, 0, 1, 0, 20, 1), TEXT)
 
 
 def test_two_thousand_files_are_read_with_256_open_files(tmp_path: Path) -> None:

@@ -12,10 +12,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from torchtitan_zephon import RecordError, SourceError
+from torchtitan_zephon.documents import read_documents
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.read.files import Manifest, Shard
 from torchtitan_zephon.read.jsonl import JsonlReader
-from torchtitan_zephon.read.records import Source
+from torchtitan_zephon.read.source import Source
+from torchtitan_zephon.read.store import LocalStore
+from torchtitan_zephon.records import RECORD
 
 BOM = b"\xef\xbb\xbf"
 
@@ -38,10 +41,10 @@ def read_in_chunks(reader: JsonlReader, size: int) -> tuple[list[Any], list[int]
     """All records and their byte offsets, read chunk by chunk."""
     records, places = [], []
     for chunk in chunks(reader.manifest.shards[0].num_bytes, size):
-        some, where = reader.read(chunk, whole_records=False)
-        assert where.dtype == np.int64
-        records += some
-        places += where.tolist()
+        documents, bad = reader.read(chunk, None)
+        assert not bad
+        records += documents.values[RECORD]
+        places += documents.origin[:, 2].tolist()
     return records, places
 
 
@@ -143,7 +146,7 @@ def test_a_malformed_line_is_named_by_file_and_byte(name: str, size: int, tmp_pa
     data = before + line + b'\n{"text": "good"}\n'
     source = Source("wiki", "text", reader_of(tmp_path / "part-7.jsonl", data))
     with pytest.raises(RecordError, match=problem) as refusal:
-        [source.documents(chunk, ()) for chunk in chunks(len(data), size)]
+        [read_documents(source, chunk, ()) for chunk in chunks(len(data), size)]
     error = refusal.value
     assert (error.source, error.shard, error.place) == ("wiki", "part-7.jsonl", f"line at byte {len(before)}")
     assert str(error).startswith(f"source 'wiki', shard 'part-7.jsonl', line at byte {len(before)}: ")
@@ -152,7 +155,7 @@ def test_a_malformed_line_is_named_by_file_and_byte(name: str, size: int, tmp_pa
 def test_a_malformed_first_line_after_a_bom_is_at_byte_3(tmp_path: Path) -> None:
     source = Source("s", "text", reader_of(tmp_path / "a.jsonl", BOM + b"[1]\n"))
     with pytest.raises(RecordError, match="line at byte 3: "):
-        source.documents(chunks(7, 100)[0], ())
+        read_documents(source, chunks(7, 100)[0], ())
 
 
 @pytest.mark.parametrize("stop", [50, 400])
@@ -161,7 +164,7 @@ def test_a_file_that_was_cut_while_the_job_runs_is_an_error(stop: int, tmp_path:
     size = reader.manifest.shards[0].num_bytes
     (tmp_path / "a.jsonl").write_bytes(FILES["plain"][:40])
     with pytest.raises(SourceError, match=rf"ends at byte 40, but had {size} bytes"):
-        reader.read(Chunk(0, 0, 0, 0, 0, stop, stop), whole_records=False)
+        reader.read(Chunk(0, 0, 0, 0, 0, stop, stop), None)
 
 
 def test_a_piece_is_a_file_and_its_units_are_bytes(tmp_path: Path) -> None:
@@ -211,3 +214,12 @@ def test_weighing_a_file_that_was_cut_while_the_job_runs_is_an_error(borders: li
     (tmp_path / "a.jsonl").write_bytes(data[:40])
     with pytest.raises(SourceError, match=r"a\.jsonl' ends at byte 40, but had 351 bytes"):
         reader.weigh(0, np.array(borders))
+
+
+def test_a_chunk_is_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, read, of_store = reader_of(tmp_path / "a.jsonl", FILES["plain"]), [], LocalStore.read
+    monkeypatch.setattr(LocalStore, "read", lambda *of: read.append(of) or of_store(*of))
+    parts = chunks(len(FILES["plain"]), 20)
+    for chunk in parts[:-1]:
+        reader.read(chunk, None)
+    assert len(read) == len(parts) - 1 > 1

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from torchtitan_zephon.read import BadRecord
+from torchtitan_zephon.bad_records import Unreadable
 from torchtitan_zephon.read.lazy import Columns, LazyRecord, lazy_records
 
 PLAIN = {"id": 7, "text": "a text", "tags": ["x", "y"], "meta": {"lang": "de"}, "none": None}
@@ -114,9 +114,9 @@ def test_of_a_column_that_cannot_be_decoded_only_the_rows_at_fault_are_refused()
     dates = pa.array([0, 10**18, 1], pa.timestamp("s"))
     records = lazy_records(["d"], Columns({"d": [dates]}, lambda name: [], np.array([5, 6, 7])), 3)
     assert records[0]["d"].year == records[2]["d"].year == 1970
-    with pytest.raises(BadRecord, match=r"column 'd' cannot be decoded: \w+Error: ") as refusal:
+    with pytest.raises(Unreadable, match=r"column 'd' cannot be decoded: \w+Error: ") as refusal:
         records[1]["d"]
-    assert refusal.value.place == 6
+    assert refusal.value.bad.place == 6
 
 
 fields = st.dictionaries(st.text(max_size=3), st.none() | st.integers(-9, 9) | st.text(max_size=4), max_size=5)

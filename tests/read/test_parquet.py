@@ -7,20 +7,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.scenarios import text_of, texts_of, write_parquet
 from torchtitan_zephon import RecordError, SourceError
+from torchtitan_zephon.documents import read_documents
 from torchtitan_zephon.plan import keyed
 from torchtitan_zephon.plan.chunking import Chunk, cut
 from torchtitan_zephon.read import parquet
 from torchtitan_zephon.read.files import list_source
 from torchtitan_zephon.read.parquet import ParquetReader
-from torchtitan_zephon.read.sources import open_source
+from torchtitan_zephon.read.source import open_source
+from torchtitan_zephon.records import RECORD
 
+TEXT = frozenset({"text"})
 TEXTS = [text_of(n, 1 + n % 9) for n in range(5000)]
 
 
@@ -44,10 +46,10 @@ def read_all(reader: ParquetReader, chunks: Sequence[Chunk]) -> tuple[list[Any],
     """Texts and row numbers of ``chunks``, one after the other."""
     texts, places = [], []
     for chunk in chunks:
-        records, where = reader.read(chunk, whole_records=False)
-        assert where.dtype == np.int64
-        texts += [record["text"] for record in records]
-        places += where.tolist()
+        documents, bad = reader.read(chunk, TEXT)
+        assert not bad
+        texts += documents.values["text"]
+        places += documents.origin[:, 2].tolist()
     return texts, places
 
 
@@ -130,7 +132,7 @@ def test_a_null_text_is_refused_by_row(tmp_path: Path) -> None:
     pq.write_table(pa.concat_tables([table] * 3), tmp_path / "a.parquet", row_group_size=3)
     source = open_source("s", str(tmp_path), "text")
     with pytest.raises(RecordError, match=r"shard 'a\.parquet', row 3: field 'text' must be a string; it is null"):
-        source.documents(Chunk(0, 0, 1, 1, 0, 3, 10), ())
+        read_documents(source, Chunk(0, 0, 1, 1, 0, 3, 10), ())
 
 
 @pytest.mark.parametrize("open_streams", [1, 64])
@@ -168,10 +170,10 @@ def test_neighbouring_chunks_decode_a_row_group_once(tmp_path: Path, monkeypatch
 def test_only_the_text_column_is_read_unless_whole_records_are_asked_for(tmp_path: Path) -> None:
     reader = reader_of(write_parquet(tmp_path / "a.parquet", TEXTS[:600], row_group_rows=600))
     for chunk in chunks_of(reader):
-        text_only, _ = reader.read(chunk, whole_records=False)
-        whole, _ = reader.read(chunk, whole_records=True)  # a stream of its own, though at the same place
-        assert [set(record) for record in text_only] == [{"text"}] * len(text_only)
-        assert whole == [{"id": i, "text": TEXTS[i]} for i in range(chunk.start, chunk.stop)]
+        text_only, _ = reader.read(chunk, TEXT)
+        whole, _ = reader.read(chunk, None)  # a stream of its own, though at the same place
+        assert text_only.values == {"text": TEXTS[chunk.start : chunk.stop]}
+        assert whole.values == {RECORD: [{"id": i, "text": TEXTS[i]} for i in range(chunk.start, chunk.stop)]}
 
 
 def test_a_file_that_was_replaced_while_the_job_runs_is_an_error(tmp_path: Path) -> None:
@@ -192,9 +194,9 @@ def test_a_later_range_goes_on_with_a_stream_that_is_open_before_it(tmp_path: Pa
 
     reader._groups.batches = counted  # type: ignore[method-assign]
     for start, stop in ((100, 130), (130, 140), (500, 1200), (1300, 1301), (2999, 3000)):
-        records, places = reader.read(Chunk(0, 0, 0, 0, start, stop, 1), whole_records=False)
-        assert [r["text"] for r in records] == texts_of(3000)[start:stop]
-        assert places.tolist() == list(range(start, stop))
+        documents, _ = reader.read(Chunk(0, 0, 0, 0, start, stop, 1), TEXT)
+        assert documents.values["text"] == texts_of(3000)[start:stop]
+        assert documents.origin[:, 2].tolist() == list(range(start, stop))
     assert len(opened) == 1
-    assert [r["text"] for r in reader.read(Chunk(0, 0, 0, 0, 7, 9, 1), False)[0]] == texts_of(3000)[7:9]
+    assert reader.read(Chunk(0, 0, 0, 0, 7, 9, 1), TEXT)[0].values["text"] == texts_of(3000)[7:9]
     assert len(opened) == 2

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,14 @@ from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from tests.scenarios import BOS, EOS, tokenizer_folder
 from tests.titan.forks import ROOT, forked
 from tests.titan.launches import alone
+from torchtitan_zephon import RunSettings
 from torchtitan_zephon.ledger import read_ledger
-from torchtitan_zephon.titan import STOCK, generation, installed_version
+from torchtitan_zephon.program import Program
 from torchtitan_zephon.titan.feed import Feed
+from torchtitan_zephon.titan.findings import ask
+from torchtitan_zephon.titan.generations import installed
 from torchtitan_zephon.titan.loader import StreamLoader, TorchBatch
+from torchtitan_zephon.titan.resume import RESUME, Resume
 
 JOB = """
 [job]
@@ -64,8 +69,8 @@ path = "{data}/held_out.jsonl"
 """
 """A job of the demo's two sources for the real trainer, as small as it gets."""
 
-VERSION = installed_version()
-STOCK_RECIPE = STOCK[VERSION]
+VERSION = installed().version
+STOCK_RECIPE = installed().stock_recipe
 """Recipe keys that follow the stock text loader of the installed release."""
 
 
@@ -103,7 +108,7 @@ def build(
     feed: Feed, tokenizer: HuggingFaceTokenizer, *, seq_len: int, local: int, degree: int = 1, rank: int = 0
 ) -> StreamLoader:
     """The loader as the installed TorchTitan builds it."""
-    loader: Any = generation().ZephonDataLoader
+    loader: Any = installed().load().ZephonDataLoader
     place: dict[str, Any] = {"dp_world_size": degree, "dp_rank": rank, "tokenizer": tokenizer}
     sizes = {"seq_len": seq_len, "local_batch_size": local}
     if VERSION == "0.2.2":
@@ -112,6 +117,14 @@ def build(
         fields = {f.name: getattr(feed, f.name) for f in dataclasses.fields(feed)}
         built = loader.Config(**fields).build(**place, **sizes, snapshot_every_n_steps=1)
     return built
+
+
+def look_at_checkpoint(
+    program: Program, settings: RunSettings, path: Path, global_batch_size: int, *excluded: str
+) -> None:
+    """Look at the checkpoint at ``path`` as a start does, and raise what is wrong with it."""
+    resume = Resume(path, program, settings, global_batch_size=global_batch_size, exclude_from_loading=list(excluded))
+    ask(RESUME, resume, nullcontext())
 
 
 def supervised(batches: list[TorchBatch]) -> int:

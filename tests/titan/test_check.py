@@ -19,25 +19,29 @@ from tokenizers.processors import TemplateProcessing
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 
 from tests.scenarios import BOS, EOS, rank_steps, texts_of, tokenizer_folder, write_jsonl
-from torchtitan_zephon import ConfigError, RunSettings, StateError
-from torchtitan_zephon.check import Report, check, find_release
-from torchtitan_zephon.check.resume import checkpoint_of
-from torchtitan_zephon.check.sources import tokenizer_of
-from torchtitan_zephon.check.stated import DEFAULTS
-from torchtitan_zephon.check.text import check_text
+from tests.titan.scenarios import look_at_checkpoint
+from torchtitan_zephon import ConfigError, RunSettings, StateError, ZephonError
 from torchtitan_zephon.cli import main
 from torchtitan_zephon.config import Recipe
 from torchtitan_zephon.errors import Problems
 from torchtitan_zephon.plan.layout import Layout
 from torchtitan_zephon.run.stream import RankStream
-from torchtitan_zephon.titan import STOCK, installed_version
-from torchtitan_zephon.titan.checkpoint import Restart, check_files, checkpoint_to_load, read_loader_state
+from torchtitan_zephon.titan.check import Report, check, find_release
+from torchtitan_zephon.titan.check.resume import checkpoint_of
+from torchtitan_zephon.titan.check.sources import tokenizer_of
+from torchtitan_zephon.titan.check.stated import DEFAULTS
+from torchtitan_zephon.titan.check.text import check_text
+from torchtitan_zephon.titan.checkpoint import Restart, checkpoint_to_load, read_loader_state
 from torchtitan_zephon.titan.feed import Feed, tokenizer_spec
+from torchtitan_zephon.titan.generations import installed
 from torchtitan_zephon.titan.job import Job, parse_job, read_job
-from torchtitan_zephon.titan.preflight import check_checkpoint
+from torchtitan_zephon.titan.preflight import preflight
+from torchtitan_zephon.titan.reading import READING
+from torchtitan_zephon.titan.resume import RESUME
 
 ROOT = Path(__file__).resolve().parents[2]
-VERSION = installed_version()
+GENERATION = installed()
+VERSION = GENERATION.version
 OLDER = VERSION == "0.2.2"
 STEPS = 3
 JOB = """
@@ -63,12 +67,12 @@ path = "wiki"
 
 
 def job_of(job_file: Path, *overrides: str) -> Job:
-    return parse_job([f"--job.config_file={job_file}", *overrides], STOCK[VERSION])
+    return parse_job([f"--job.config_file={job_file}", *overrides], GENERATION.stock_recipe)
 
 
 def report_of(job_file: Path, checkpoint: Path | None, *overrides: str, dp: list[int] | None = None) -> Report:
     problems = Problems()
-    job = read_job([f"--job.config_file={job_file}", *overrides], STOCK[VERSION], problems)
+    job = read_job([f"--job.config_file={job_file}", *overrides], GENERATION.stock_recipe, problems)
     return check(job, find_release(None), dp, checkpoint, problems)
 
 
@@ -87,7 +91,7 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_jsonl(folder / name / "a.jsonl", texts_of(200, first=first))
     file = folder / "job.toml"
     file.write_text(JOB.format(folder=folder, tokenizer=tokenizer_folder()), "utf-8")
-    program = report_of(file, None).train.program
+    program = report_of(file, None).train.reading.program
     layout = Layout(lanes=8, global_batch_size=16, local_batch_size=2)
     stream = RankStream(program, layout, RunSettings())
     for step, number in ((1, 1), (STEPS, 2)):
@@ -192,8 +196,7 @@ def test_the_tokenizer_is_to_the_last_id_the_one_that_torchtitan_gives_the_loade
 def test_what_a_job_does_not_state_is_what_torchtitan_takes(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text('[training]\nglobal_batch_size = 16\n[zephon.sources.a]\npath = "a"\n', "utf-8")
-    build_config = importlib.import_module(f"torchtitan_zephon.titan.{'v022' if OLDER else 'v030_job'}").build_config
-    config = build_config(job_of(file))
+    config = GENERATION.load().build_config(job_of(file))
     for (section, key), default in DEFAULTS.items():
         if OLDER:
             table = getattr(config, section)
@@ -212,9 +215,10 @@ def test_the_stream_and_the_degrees_are_those_of_the_loader(job_file: Path) -> N
     settings = report.job.settings
     train = Feed(recipe=report.job.recipe, settings=settings, global_batch_size=16)
     once = Feed(recipe=report.job.validation, settings=settings, global_batch_size=16, infinite=False)
-    for feed, reading in ((train, report.train), (once, report.validation)):
-        assert reading.program.identity == feed.program(32, tokenizer).identity
-        for degree in reading.degrees:
+    for feed, part in ((train, report.train), (once, report.validation)):
+        assert part.reading.program is not None
+        assert part.reading.program.identity == feed.program(32, tokenizer).identity
+        for degree in part.degrees:
             if degree.problem is None:
                 layout = feed.layout(degree.dp, 0, 2)
                 assert (layout.global_batch_size, layout.local_batches) == (
@@ -241,8 +245,7 @@ def test_the_jobs_other_sections_are_checked_by_the_installed_release(job_file: 
 
 
 def test_a_tokenizer_larger_than_the_models_vocabulary_is_refused(job_file: Path, tmp_path: Path) -> None:
-    tokens = {str(n): {"content": f"<|{n}|>"} for n in range(2000)}
-    folder = adds(tmp_path, config={**NAMED, "added_tokens_decoder": tokens})
+    folder = large_tokenizer(tmp_path)
     too_small = ("--model.hf_assets_path", str(folder))
     [problem] = report_of(job_file, None, *too_small).problems
     assert "vocabulary has 2048 entries" in problem
@@ -312,9 +315,8 @@ def state_of(job_file: Path) -> dict[str, Any]:
 
 def start(report: Report, path: Path) -> None:
     """Look at the checkpoint as a start does."""
-    layout = Layout(lanes=8, global_batch_size=16, local_batch_size=2)
-    check_files(path)
-    check_checkpoint(report.train.program, layout, report.job.settings, path)
+    assert report.train.reading.program is not None
+    look_at_checkpoint(report.train.reading.program, report.job.settings, path, 16)
 
 
 def both_refuse(job_file: Path, path: Path, *overrides: str) -> str:
@@ -447,10 +449,10 @@ def test_the_checkpoint_the_job_would_load_is_the_trainers_choice(job_file: Path
         load_step=table.get("load_step", -1),
         initial_load_path=table.get("initial_load_path"),
         initial_load_model_only=table.get("initial_load_model_only", True),
-        initial_load_if_no_folder=OLDER,
+        initial_load_if_no_folder=GENERATION.initial_load_if_no_folder,
         exclude_from_loading=[],
     )
-    assert report.would_load == checkpoint_of(report.job, VERSION) == checkpoint_to_load(restart)
+    assert report.would_load == checkpoint_of(report.job, GENERATION) == checkpoint_to_load(restart)
     if report.would_load is not None:
         assert f"the job would load {report.would_load}" in check_text(report)
 
@@ -489,3 +491,75 @@ def test_a_job_with_nothing_left_to_train_or_that_loads_nothing_is_noted(job_fil
     assert done is not None and done.notes[0].startswith("training.steps = 3 is no further than the checkpoint")
     off = report_of(job_file, checkpoints(job_file), "--checkpoint.no_enable").resume
     assert off is not None and off.notes[0].startswith("checkpoint.enable is false")
+
+
+# ---- one list of findings
+
+
+def refused_by_the_trainer(job: Job) -> str:
+    """The first problem that keeps ``job`` from starting on one rank."""
+    module = GENERATION.load()
+    config = module.build_config(job)
+    if OLDER:
+        spec = module.spec_of(config)
+        start = module.start_of(job, config, spec, 1, lambda: spec.build_tokenizer_fn(config))
+    else:
+        start = importlib.import_module("torchtitan_zephon.titan.v030").start_of(config, 1)
+    with pytest.raises(ZephonError) as error:
+        preflight(start)
+    return str(error.value)
+
+
+def large_tokenizer(folder: Path) -> Path:
+    tokens = {str(n): {"content": f"<|{n}|>"} for n in range(2000)}
+    return adds(folder, config={**NAMED, "added_tokens_decoder": tokens})
+
+
+SPOILT: dict[str, Any] = {
+    "the tokenizer cannot be loaded": lambda folder: ["--model.hf_assets_path", str(folder / "nowhere")],
+    "the model has too few ids": lambda folder: ["--model.hf_assets_path", str(large_tokenizer(folder))],
+    "a source cannot be opened": lambda folder: ["--zephon.sources.wiki.path", "nowhere"],
+    "a record cannot be read": lambda folder: ["--zephon.sources.wiki.field", "body"],
+}
+SPOILT_CHECKPOINT: dict[str, Any] = {
+    "the checkpoint is not whole": lambda state: {"model": {"w": 1}},
+    "its loader state cannot be read": lambda state: {"dataloader": {"dp_rank_0": b"x"}, "train_state": {"step": 3}},
+    "another job made it": lambda state: {"dataloader": state, "train_state": {"step": 3}},
+    "a lane cannot continue": lambda state: {"dataloader": lacking(state), "train_state": {"step": 3}},
+    "trainer and stream are at two steps": lambda state: {"dataloader": state, "train_state": {"step": 5}},
+}
+
+
+def test_every_finding_is_provoked_here() -> None:
+    assert list(SPOILT) == [finding.name for finding in READING]
+    assert list(SPOILT_CHECKPOINT) == [finding.name for finding in RESUME]
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_what_the_trainer_raises_of_the_data_is_what_the_check_tells(
+    job_file: Path, tmp_path: Path, spoil: Any
+) -> None:
+    overrides = spoil(tmp_path)
+    told = report_of(job_file, None, *overrides, dp=[1]).problems
+    assert [refused_by_the_trainer(job_of(job_file, *overrides))] == list(told)
+
+
+@pytest.mark.parametrize("name", SPOILT_CHECKPOINT)
+def test_what_the_trainer_raises_of_a_checkpoint_is_what_the_check_tells(
+    job_file: Path, tmp_path: Path, name: str
+) -> None:
+    save(tmp_path / "checkpoint" / "step-3", SPOILT_CHECKPOINT[name](state_of(job_file)))
+    overrides = ["--job.dump_folder", str(tmp_path), "--checkpoint.enable"]
+    if name == "another job made it":
+        overrides += ["--zephon.seed", "6", "--training.global_batch_size", "32"]
+    told = report_of(job_file, tmp_path, *overrides, dp=[1]).problems
+    assert [refused_by_the_trainer(job_of(job_file, *overrides))] == list(told)
+
+
+def test_of_several_problems_the_trainer_raises_the_one_told_first(job_file: Path) -> None:
+    overrides = ["--zephon.sources.wiki.path", "nowhere", "--zephon.sources.news.path", "gone"]
+    overrides += ["--zephon.lanes", "10", "--checkpoint.enable"]
+    told = report_of(job_file, None, *overrides, dp=[1]).problems
+    assert told[0] == f"does not fit on 1 data-parallel ranks: {refused_by_the_trainer(job_of(job_file, *overrides))}"
+    told = report_of(job_file, None, *overrides[:4], dp=[1]).problems
+    assert len(told) == 2 and told[0] == refused_by_the_trainer(job_of(job_file, *overrides[:4]))

@@ -259,7 +259,7 @@ def test_a_checkpointer_other_than_dcp_is_refused(
 def restart(folder: Path, **settings: Any) -> Restart:
     defaults: dict[str, Any] = {
         "enable": True, "folder": folder, "load_step": -1, "initial_load_path": None, "initial_load_model_only": True,
-        "exclude_from_loading": [],
+        "exclude_from_loading": [], "initial_load_if_no_folder": False,
     }  # fmt: skip
     return Restart(**{**defaults, **settings})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 
 import pytest
@@ -11,6 +10,7 @@ pytest.importorskip("torchtitan")
 
 from tests.titan.scenarios import ROOT, STOCK_RECIPE, VERSION
 from torchtitan_zephon import metrics
+from torchtitan_zephon.titan.generations import installed
 from torchtitan_zephon.titan.job import parse_job
 
 PAGE = (ROOT / "docs" / "torchtitan.md").read_text("utf-8")
@@ -18,10 +18,8 @@ PAGE = (ROOT / "docs" / "torchtitan.md").read_text("utf-8")
 
 @pytest.mark.parametrize("path", sorted((ROOT / "train_configs").glob("*.toml")), ids=lambda p: p.name)
 def test_a_job_to_start_from_maps_onto_the_installed_torchtitan(path: object) -> None:
-    module = "v022" if VERSION == "0.2.2" else "v030_job"
-    build_config = importlib.import_module(f"torchtitan_zephon.titan.{module}").build_config
     job = parse_job(["--job.config_file", str(path)], STOCK_RECIPE)
-    config = build_config(job)
+    config = installed().load().build_config(job)
     assert config.training.global_batch_size == job.global_batch_size
     assert config.training.steps == job.sections["training"]["steps"]
 

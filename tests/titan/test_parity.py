@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,8 +24,8 @@ from torchtitan_zephon import Recipe, RunSettings, SourceConfig, TokenizerError
 from torchtitan_zephon.ledger import read_ledger
 from torchtitan_zephon.ops.tokenize import Tokenize
 from torchtitan_zephon.ops.tokenizer_files import load_tokenizer
-from torchtitan_zephon.titan import preflight
 from torchtitan_zephon.titan.feed import Feed, tokenizer_spec
+from torchtitan_zephon.titan.reading import loaded
 
 SEQ_LEN = 48
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -201,10 +200,7 @@ def test_a_tokenizer_that_ends_no_document_is_warned_of_at_the_start_on_rank_0(
 
 def test_a_start_with_a_sentencepiece_model_alone_says_how_to_write_tokenizer_json(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e")
-    start: Any = SimpleNamespace(
-        hf_assets_path=str(tmp_path), tokenizer=lambda: HuggingFaceTokenizer(tokenizer_path=str(tmp_path))
-    )
     with pytest.raises(
         TokenizerError, match=r"hf_assets_path = .*'tokenizer\.model', a SentencePiece.*save_pretrained"
     ):
-        preflight._program(start, start)
+        loaded(str(tmp_path), lambda: HuggingFaceTokenizer(tokenizer_path=str(tmp_path)))

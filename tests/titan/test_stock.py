@@ -16,8 +16,7 @@ pytest.importorskip("torchtitan")
 
 import torch
 
-from tests.titan.scenarios import JOB, ROOT, VERSION, forked, hashes, job_folder, torchrun, trained
-from torchtitan_zephon.titan import STOCK
+from tests.titan.scenarios import JOB, ROOT, STOCK_RECIPE, VERSION, forked, hashes, job_folder, torchrun, trained
 
 pytestmark = pytest.mark.slow
 STEPS, STOP = 6, 3
@@ -42,7 +41,7 @@ def test_one_toml_gives_the_recorded_batches_stopped_and_resumed_on_this_generat
     folder: Path, label_shift: str
 ) -> None:
     dump = folder / label_shift
-    chosen = () if label_shift == STOCK[VERSION]["label_shift"] else ("--zephon.label_shift", label_shift)
+    chosen = () if label_shift == STOCK_RECIPE["label_shift"] else ("--zephon.label_shift", label_shift)
     trained(folder, dump, 2, *chosen, steps=STOP)
     output = trained(folder, dump, 4, *chosen, steps=STEPS)
     assert f"Training starts at step {STOP + 1}" in output

@@ -15,14 +15,16 @@ from torchtitan.protocols.train_spec import get_train_spec, register_train_spec
 
 from tests.titan.scenarios import ROOT
 from torchtitan_zephon import ConfigError
-from torchtitan_zephon.titan import STOCK, cpu, v022
+from torchtitan_zephon.titan import cpu, v022
+from torchtitan_zephon.titan.generations import GENERATIONS
 from torchtitan_zephon.titan.job import Job, parse_job
 
+RELEASE = GENERATIONS["0.2.2"]
 DEBUG_CPU = str(ROOT / "train_configs" / "debug_cpu.toml")
 
 
 def job(*args: str) -> Job:
-    return parse_job(["--job.config_file", DEBUG_CPU, *args], STOCK["0.2.2"])
+    return parse_job(["--job.config_file", DEBUG_CPU, *args], RELEASE.stock_recipe)
 
 
 def config(*args: str) -> Any:
@@ -131,7 +133,7 @@ def test_the_zephon_table_as_torchtitan_parses_it_is_the_job_s(tmp_path: Path) -
     flags = ["--zephon.seed", "7", "--zephon.workers", "3", "--zephon.shared_lanes", "True"]
     parsed = ConfigManager().parse_args(["--job.config_file", str(path), *flags])
     theirs = v022.job_of(parsed)
-    ours = parse_job(["--job.config_file", str(path), *flags[:4], "--zephon.shared_lanes"], STOCK["0.2.2"])
+    ours = parse_job(["--job.config_file", str(path), *flags[:4], "--zephon.shared_lanes"], RELEASE.stock_recipe)
     assert dataclasses.replace(theirs.recipe, sources={}) == dataclasses.replace(ours.recipe, sources={})
     assert theirs.settings == ours.settings
     assert v022.job_of(parsed) is theirs
@@ -139,6 +141,6 @@ def test_the_zephon_table_as_torchtitan_parses_it_is_the_job_s(tmp_path: Path) -
 
 def test_cpu_mode_sets_what_0_2_2_has_and_says_so() -> None:
     said: list[str] = []
-    ours = v022.build_config(cpu.adjusted(job(), said.append))
+    ours = v022.build_config(cpu.adjusted(job(), RELEASE.cpu_defaults, said.append))
     assert (ours.training.mixed_precision_param, ours.activation_checkpoint.mode) == ("float32", "none")
     assert "spmd_backend" not in said[0]

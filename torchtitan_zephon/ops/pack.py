@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from ..errors import ConfigError
 from ..records import Documents, Rows
+from ..settings import setting
 from .carried import from_plain, to_plain
 from .packers import PACKERS, Choice
 from .render import render
@@ -30,6 +32,35 @@ class Packing:
     def usable(self, documents: Documents) -> int:
         """Tokens of ``documents`` that can be an input: within documents, all of a document but its last."""
         return len(documents.ids) if self.label_shift == "sequence" else documents.num_inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackSettings:
+    """How documents become sequences."""
+
+    pack: str = setting(
+        "wrap",
+        "`wrap` cuts the token stream at seq_len, never pads; `first_fit` keeps documents "
+        "whole where they fit and pads the rest.",
+        choices=PACKERS,
+    )
+    label_shift: Literal["document", "sequence"] = setting(
+        "document",
+        "Labels are the next token within each `document`, so that none is predicted across a border (TorchTitan "
+        "0.3.0's stock loader), or within the whole `sequence`, borders included (0.2.2's).",
+    )
+
+    def check_packing(self) -> None:
+        """Raise ``ConfigError`` for settings that do not go together."""
+        if (self.pack, self.label_shift) == ("first_fit", "sequence"):
+            raise ConfigError(
+                "recipe: pack = 'first_fit' puts unrelated documents side by side, so label_shift = 'sequence' would "
+                "train on their borders; use label_shift = 'document', or pack = 'wrap'."
+            )
+
+    def packing(self, seq_len: int, padding_id: int) -> Packing:
+        """How rows are made by these settings."""
+        return Packing(algorithm=self.pack, label_shift=self.label_shift, seq_len=seq_len, padding_id=padding_id)
 
 
 class Pack:
@@ -69,7 +100,7 @@ class Pack:
 
     def _placed(self, documents: Documents, choice: Choice) -> Rows:
         rows = render(documents, choice.placement, self._packing.padding_id, self._packing.seq_len)
-        self.held = documents.select(choice.kept, choice.used)
+        self.held = documents.take(choice.kept, choice.used)
         dropped = len(documents.ids) - len(self.held.ids) - int(choice.placement[:, 4].sum())
         self.unused_tokens += choice.unused
         self.last_tokens += dropped - choice.unused

@@ -9,12 +9,30 @@ the order. Quality: a sequence moves at most one segment; size 0 passes through.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ..plan import keyed
+from ..settings import setting
 
 T = TypeVar("T")
 FIRST_WINDOW = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffleSettings:
+    """How sequences are shuffled in a lane."""
+
+    shuffle_buffer_sequences: int = setting(
+        128,
+        "Size of a lane's shuffle buffer in sequences; 0 turns it off. It grows from 16 by one for every two "
+        "sequences and empties at a flush, so it never holds more than 16 + flush_every_sequences / 2.",
+        low=0,
+        high=2**20,
+    )
+    shuffle_seed: int | None = setting(
+        None, "Seed of the shuffle buffer; the same as `seed` if not given.", low=0, high=2**63 - 1
+    )
 
 
 class ShuffleBuffer(Generic[T]):

@@ -24,6 +24,7 @@ import numpy as np
 from ..cache import cached, is_line
 from ..errors import TokenizerError
 from ..records import Documents
+from ..settings import setting
 from . import fast
 from .losses import losses
 
@@ -36,6 +37,24 @@ LARGEST_VOCABULARY = 1 << 24
 
 Backend = Literal["hf", "fastokens"]
 Wanted = Literal["auto", "hf", "fastokens"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeSettings:
+    """What stands around a text, and in it. The tokenizer's identity says these in a checkpoint."""
+
+    add_bos: bool = setting(
+        True, "Begin every document with the tokenizer's BOS token, if it has one.", in_identity=False
+    )
+    add_eos: bool = setting(
+        True, "End every document with the tokenizer's EOS token, if it has one.", in_identity=False
+    )
+    special_tokens_in_text: Literal["plain", "parse"] = setting(
+        "plain",
+        "Text that spells a special token is ordinary text (`plain`), or becomes the "
+        "token (`parse`, TorchTitan's stock behaviour).",
+        in_identity=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)

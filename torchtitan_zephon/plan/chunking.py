@@ -15,11 +15,27 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..settings import setting
+
 CHUNKS_PER_LANE = 4
 """A source is cut finer than the target until every lane has this many chunks an epoch."""
 SMALLEST_CHUNK_BYTES = 4096
 RUN_CHUNKS = 16
 """Most chunks a lane takes in a row from one Parquet row group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkSettings:
+    """How sources are cut, and in which order their parts are read."""
+
+    chunk_bytes: int = setting(
+        256 * 1024,
+        "Target size of a chunk, the unit of planning and reading; smaller sources get smaller chunks.",
+        low=4096,
+        high=2**30,
+    )
+    shuffle_chunks: bool = setting(True, "Read the chunks of a source in a new order each epoch.")
+    shuffle_records: bool = setting(True, "Permute the records inside each chunk.")
 
 
 class Chunk(NamedTuple):

@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 from ..errors import SourceError
 from .folders import refuse_revisions, refuse_splits, refuse_tables
+from .formats import NAMED_SUFFIXES, SUFFIXES
 from .listing import SHOWN_NAMES, left_out_text, list_files
-from .sample import local_name, sample
-from .walk import EXTENSIONS, LeftOut
+from .sample import sample
+from .store import LocalStore, Store
+from .walk import LeftOut
 
 
 class Shard(NamedTuple):
@@ -36,7 +38,12 @@ class Manifest(NamedTuple):
 
     def path(self, shard: int) -> Path:
         """Where shard number ``shard`` lies on this machine."""
-        return self.root / local_name(self.shards[shard].name)
+        return Path(self.store.path(self.shards[shard].name))
+
+    @property
+    def store(self) -> Store:
+        """What reads them."""
+        return LocalStore(self.root)
 
     def files_text(self) -> str:
         """What is read and what was left out and why, in two lines or one."""
@@ -82,14 +89,15 @@ def list_source(name: str, path: str) -> Manifest:
     refuse_splits(name, root, names)
     if not any(file.num_bytes for file in files):
         raise SourceError(f"source {name!r}: all {len(names)} files at {path!r} are empty.")
-    samples = sample(name, kind, root, files)
+    samples = sample(name, kind, LocalStore(root), files)
     shards = tuple(Shard(file.name, file.num_bytes, digest) for file, digest in zip(files, samples, strict=True))
     return Manifest(root, kind, shards, left_out)
 
 
 def _format(name: str, path: str, root: Path, names: list[str]) -> str:
-    """The one format of all files; a ``.json`` file that is read has one record a line."""
-    formats = {EXTENSIONS.get(Path(ending).suffix, "jsonl") for ending in {n[-9:].lower() for n in names}}
+    """The one format of all files."""
+    suffixes = {f".{name.rpartition('.')[2].lower()}" for name in names}
+    formats = {(SUFFIXES | NAMED_SUFFIXES)[suffix] for suffix in suffixes}
     if len(formats) > 1:
         raise SourceError(
             f"source {name!r}: {path!r} holds both {' and '.join(sorted(formats))} files, and each record would be "

@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from io import SEEK_END
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from ..errors import SourceError
 from .files import Manifest
 from .retry import with_retries
+from .store import Store
 
 KEPT_BYTES = 16 * 2**20
 """Footers kept a source, in bytes of their files; the one used last is kept whatever its size."""
@@ -35,7 +36,7 @@ class Footer(NamedTuple):
     the process when it is asked for the description of an encrypted column, so this is looked at first.
     """
 
-    stamp: tuple[int, int]
+    version: tuple[int, ...]
     metadata: pq.FileMetaData
     schema: pa.Schema
     leaves: tuple[range, ...]
@@ -53,30 +54,30 @@ class Footers:
 
     def of(self, shard: int) -> Footer:
         """The footer of file ``shard``, parsed again if the file has changed. Raises ``SourceError``."""
-        path = self._manifest.path(shard)
-        return with_retries(lambda: self._parsed(shard, path), path, "the footer")
+        return with_retries(lambda: self._parsed(shard), self._manifest.path(shard), "the footer")
 
-    def _parsed(self, shard: int, path: Path) -> Footer:
-        with unreadable(path):
-            stamp = _stamp(path)
+    def _parsed(self, shard: int) -> Footer:
+        store, name = self._manifest.store, self._manifest.shards[shard].name
+        with unreadable(store, name):
+            version = store.version(name)
             with self._lock:
                 footer = self._kept.get(shard)
-                if footer is not None and footer.stamp == stamp:
+                if footer is not None and footer.version == version:
                     self._kept.move_to_end(shard)
                     return footer
-            with pa.OSFile(str(path)) as source, pq.ParquetFile(source) as file:
+            with store.open_for_arrow(name) as source, pq.ParquetFile(source) as file:
                 source.seek(source.size() - 8)
                 signed = int.from_bytes(source.read(4), "little") != file.metadata.serialized_size
-                footer = Footer(stamp, file.metadata, file.schema_arrow, _leaves(path, file), signed)
+                footer = Footer(version, file.metadata, file.schema_arrow, _leaves(store.path(name), file), signed)
         self._keep(shard, footer)
         return footer
 
     def open(self, shard: int, dictionaries: list[int] | None = None) -> pq.ParquetFile:
         """File ``shard``, open; the leaves ``dictionaries`` are read as dictionaries. Raises ``SourceError``."""
-        path = self._manifest.path(shard)
+        store, name = self._manifest.store, self._manifest.shards[shard].name
         footer = self.of(shard)
-        with unreadable(path):
-            return pq.ParquetFile(path, metadata=footer.metadata, read_dictionary=dictionaries)
+        with unreadable(store, name):
+            return pq.ParquetFile(store.open_for_arrow(name), metadata=footer.metadata, read_dictionary=dictionaries)
 
     def _keep(self, shard: int, footer: Footer) -> None:
         with self._lock:
@@ -89,35 +90,31 @@ class Footers:
 
 
 @contextmanager
-def unreadable(path: Path) -> Iterator[None]:
+def unreadable(store: Store, name: str) -> Iterator[None]:
     """What Arrow or the system says of a file becomes a ``SourceError`` that names the file."""
+    path = store.path(name)
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        if _magic(path) == _ENCRYPTED_FOOTER:
+        if _magic(store, name) == _ENCRYPTED_FOOTER:
             raise SourceError(
-                f"{str(path)!r} is an encrypted Parquet file (its footer too), and no key can be given; write a plain "
+                f"{path!r} is an encrypted Parquet file (its footer too), and no key can be given; write a plain "
                 "copy of the columns that are needed."
             ) from error
         what = "is not a readable Parquet file" if getattr(error, "errno", None) is None else "cannot be read"
-        raise SourceError(f"{str(path)!r} {what}: {error}") from error
+        raise SourceError(f"{path!r} {what}: {error}") from error
 
 
-def _magic(path: Path) -> bytes:
+def _magic(store: Store, name: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            file.seek(-4, 2)
+        with store.open(name) as file:
+            file.seek(-4, SEEK_END)
             return file.read()
     except OSError:
         return b""
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
-def _leaves(path: Path, file: pq.ParquetFile) -> tuple[range, ...]:
+def _leaves(path: str, file: pq.ParquetFile) -> tuple[range, ...]:
     """The leaf columns of every column, in order; ``SourceError`` for a nesting that is not known here."""
     found, first = [], 0
     for column in file.schema_arrow:
@@ -125,7 +122,7 @@ def _leaves(path: Path, file: pq.ParquetFile) -> tuple[range, ...]:
         first = found[-1].stop
     if first != file.metadata.num_columns:
         raise SourceError(
-            f"{str(path)!r}: its {file.metadata.num_columns} leaf columns do not add up from the types of its "
+            f"{path!r}: its {file.metadata.num_columns} leaf columns do not add up from the types of its "
             f"columns ({first}), so none can be found for certain; write it anew with the columns that are needed."
         )
     return tuple(found)

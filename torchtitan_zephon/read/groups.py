@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import SourceError
+from ..records import Contents
 from . import sizes
 from .files import Manifest
 from .footers import Footer, Footers
@@ -53,7 +54,7 @@ class RowGroups:
     """
 
     def __init__(self, manifest: Manifest, field: str) -> None:
-        self.holds_ids = False
+        self.contents: Contents = "text"
         self.columns: list[tuple[str, ...]] = []
         self._manifest = manifest
         self._field = field
@@ -84,13 +85,14 @@ class RowGroups:
         names = tuple(footer.schema.names)
         self.columns.append(self.columns[-1] if self.columns and self.columns[-1] == names else names)
         path = self._manifest.path(shard)
-        ids = self._holds_ids(path, footer.schema)
-        if not first and ids != self.holds_ids:
+        contents = self._contents(path, footer.schema)
+        if not first and contents != self.contents:
             raise SourceError(
                 f"{str(path)!r}: column {self._field!r} holds {footer.schema.field(self._field).type}, and the files "
-                f"before it {'token ids' if self.holds_ids else 'text'}; a source is one or the other."
+                f"before it {'token ids' if self.contents == 'ids' else 'text'}; a source is one or the other."
             )
-        self.holds_ids = ids
+        self.contents = contents
+        ids = contents == "ids"
         self._refuse_encrypted(shard, footer, next(g for g, n in enumerate(rows) if n))
         leaf = self._leaf(footer)
         before = np.cumsum([0, *rows]).tolist()
@@ -102,8 +104,8 @@ class RowGroups:
                 found.append((shard, g, before[g], rows[g], *about, sizes.stated_bytes(column, ids) or 0))
         return np.array(found, dtype=np.int64)
 
-    def _holds_ids(self, path: Path, schema: pa.Schema) -> bool:
-        """Whether the column holds token ids and not text; ``SourceError`` if it is neither."""
+    def _contents(self, path: Path, schema: pa.Schema) -> Contents:
+        """What the column holds; ``SourceError`` if it is neither."""
         if self._field not in schema.names:
             raise SourceError(
                 f"{str(path)!r} has no column {self._field!r}; its columns: "
@@ -114,13 +116,13 @@ class RowGroups:
         kind = schema.field(self._field).type
         text = kind.value_type if pa.types.is_dictionary(kind) else kind
         if str(text) in TEXTS:
-            return False
+            return "text"
         if not is_ids(kind):
             raise SourceError(
                 f"{str(path)!r}: column {self._field!r} holds {kind}, neither text (string) nor token ids (list, "
                 "large_list or fixed_size_list of integers)."
             )
-        return True
+        return "ids"
 
     def _refuse_encrypted(self, shard: int, footer: Footer, group: int) -> None:
         path = self._manifest.path(shard)
@@ -211,7 +213,7 @@ class RowGroups:
             file = self._footers.open(at.shard, [leaf] if at.repeats else None)
             batches = _batches(file, [g.number for g in groups], [leaf], batch_rows)
             while row < stop and (batch := next(batches, None)) is not None:
-                cumulative = np.concatenate([[total], sizes.lengths(batch.column(0), self.holds_ids)]).cumsum()
+                cumulative = np.concatenate([[total], sizes.lengths(batch.column(0), self.contents == "ids")]).cumsum()
                 here = (borders > row) & (borders <= row + batch.num_rows)
                 before[here] = cumulative[borders[here] - row]
                 row, total = row + batch.num_rows, int(cumulative[-1])

@@ -1,23 +1,9 @@
-"""Documents that are token ids already: lists of integers, from a Parquet column or from a user's function.
-
-What flows in: Arrow arrays of lists, a document each, or Python lists. What flows out: ``Documents``, flat int32
-with offsets; no Python object per token on the way from a column.
-"""
+"""Columns of token ids: Arrow arrays of lists of integers, as numpy arrays, without a Python object a token."""
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
-
-from ..records import Balance, Documents
-from . import BadRecord
-
-_setting_up = threading.Lock()
-"""Held while Arrow is given a first Python list and sets itself up. On free-threaded builds two threads that do so at
-once may wait for each other for ever (what apache/arrow pull request 44047 brought; seen with pyarrow 24)."""
 
 
 def is_ids(kind: pa.DataType) -> bool:
@@ -50,52 +36,23 @@ def list_lengths(lists: pa.Array) -> np.ndarray:
     return np.diff(numbers(lists.offsets).astype(np.int64))
 
 
-def ids_of(arrays: list[pa.Array], origin: np.ndarray, field: str) -> Documents:
-    """The documents in ``arrays``; empty ones are counted and left out.
+def laid_out(arrays: list[pa.Array]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lists laid end to end: their integers, int64 [rows + 1] offsets, and the numbers of rows with a null.
 
-    ``origin``: of every document, int64 [documents, 4]. Raises ``BadRecord`` for what is no id.
+    A row with a null counts as an empty list.
     """
-    flat, lengths, done, places = [], [], 0, origin[:, 2]
+    flat, lengths, nulls, done = [], [], [], 0
     for array in arrays:
-        values = array.flatten()
-        if array.null_count or values.null_count:
-            raise _null(array, field, places, done)
-        lengths.append(list_lengths(array))
-        flat.append(numbers(values))
+        whole, own = array, np.zeros(len(array), np.int64)
+        good = np.arange(len(array))
+        if array.null_count or array.flatten().null_count:
+            good = np.flatnonzero([row.is_valid and all(value.is_valid for value in row.values) for row in array])
+            nulls.append(done + np.setdiff1d(np.arange(len(array)), good))
+            whole = array.take(pa.array(good))
+        own[good] = list_lengths(whole)
+        lengths.append(own)
+        flat.append(numbers(whole.flatten()))
         done += len(array)
-    count = np.concatenate([np.zeros(0, np.int64), *lengths]).astype(np.int64)
-    offsets = np.zeros(len(count) + 1, np.int64)
-    np.cumsum(count, out=offsets[1:])
-    wide = np.concatenate(flat) if len(flat) > 1 else flat[0]
-    if len(wide) and (wide.min() < 0 or wide.max() >= 1 << 31):
-        at = int(np.flatnonzero((wide < 0) | (wide >= 1 << 31))[0])
-        place = int(places[np.searchsorted(offsets, at, side="right") - 1])
-        raise BadRecord(f"field {field!r} holds {wide[at]}, which is no token id", place)
-    ids = wide.astype(np.int32, copy=False)
-    kept = count > 0
-    balance = Balance(records=len(count), empty=int(len(count) - kept.sum()), documents=int(kept.sum()))
-    return Documents({}, {"ids": ids}, np.append(offsets[:-1][kept], offsets[-1]), origin[kept], balance)
-
-
-def _null(array: pa.Array, field: str, places: np.ndarray, done: int) -> BadRecord:
-    inner = [not row.is_valid or any(not value.is_valid for value in row.values) for row in array]
-    return BadRecord(f"field {field!r} is null, or holds one", int(places[done + inner.index(True)]))
-
-
-def array_of(documents: list[Any], places: list[int], field: str) -> pa.Array:
-    """Lists of integers from a user's function as one array. Raises ``BadRecord`` for anything else."""
-    with _setting_up:
-        pa.array([0])
-    arrays = []
-    for document, place in zip(documents, places, strict=True):
-        try:
-            if not isinstance(document, (list, tuple, np.ndarray)):
-                raise TypeError
-            array = pa.array(document)  # not asked for as integers: 1.5 would become 1
-            if len(array) and not pa.types.is_integer(array.type):
-                raise TypeError
-            arrays.append(array.cast(pa.int64()))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            raise BadRecord(f"field {field!r} must be a list of token ids; it is {str(document)[:40]}", place) from None
-    offsets = np.cumsum([0, *map(len, arrays)])
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.concat_arrays([pa.array([], pa.int64()), *arrays]))
+    offsets = np.zeros(done + 1, np.int64)
+    np.cumsum(np.concatenate([*lengths, np.zeros(0, np.int64)]), out=offsets[1:])
+    return flat[0] if len(flat) == 1 else np.concatenate(flat), offsets, np.concatenate([*nulls, np.zeros(0, np.int64)])

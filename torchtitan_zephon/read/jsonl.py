@@ -8,18 +8,18 @@ orjson: strict JSON, 260 MB a CPU second, and the exact place of a bad line is k
 
 from __future__ import annotations
 
-from io import SEEK_END, FileIO
-from pathlib import Path
+from io import SEEK_END
+from typing import BinaryIO
 
 import numpy as np
 import orjson
-import pyarrow as pa
 
+from ..bad_records import BadRecord, Sifted, no_field
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
-from ..records import Record
-from . import BadRecord
+from ..records import RECORD, Contents, Documents, Record, origin_of
 from .files import Manifest
+from .store import Store
 
 _BOM = b"\xef\xbb\xbf"
 _READ_ON_BYTES = 64 * 1024
@@ -29,7 +29,7 @@ _LOOK_BYTES = 4096
 class JsonlReader:
     """Reads the chunks of one JSONL source; stateless, so safe in any thread."""
 
-    holds_ids = False
+    contents: Contents = "text"
 
     def __init__(self, manifest: Manifest, field: str) -> None:
         self.manifest = manifest
@@ -43,15 +43,14 @@ class JsonlReader:
         """Pieces are shards."""
         return piece
 
-    def read(self, chunk: Chunk, whole_records: bool) -> tuple[list[Record], np.ndarray]:
-        """The records of ``chunk`` and the byte offset of each line, int64 [records].
-
-        Blank lines are no records. Raises ``BadRecord`` with the byte offset of a malformed line.
-        """
+    def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
+        """The records of ``chunk``, or these fields of them; blank lines are no records."""
         shard = self.manifest.shards[chunk.piece]
-        data, at = _lines(self.manifest.path(chunk.piece), chunk.start, chunk.stop, shard.num_bytes)
+        data, at = _lines(self.manifest.store, shard.name, chunk.start, chunk.stop, shard.num_bytes)
         records: list[Record] = []
         places: list[int] = []
+        bad: list[BadRecord] = []
+        wanted = columns or frozenset()
         for line in data.split(b"\n"):
             if at == 0 and line.startswith(_BOM):
                 line, at = line[3:], 3
@@ -59,28 +58,26 @@ class JsonlReader:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError as error:
                 if line.strip():
-                    raise BadRecord(
-                        f"not valid JSON: {error.msg} (column {error.colno}); the line begins {line[:60]!r}", at
-                    ) from None
-                record = None
-            if type(record) is dict:
-                records.append(record)
-                places.append(at)
-            elif line.strip():
-                raise BadRecord(f"a line must be a JSON object; this one is {_kind(record)}", at)
+                    where = f"(column {error.colno}); the line begins {line[:60]!r}"
+                    bad.append(BadRecord("line", at, f"not valid JSON: {error.msg} {where}"))
+            else:
+                if type(record) is not dict:
+                    bad.append(BadRecord("line", at, f"a line must be a JSON object; this one is {_kind(record)}"))
+                elif wanted <= record.keys():
+                    records.append(record)
+                    places.append(at)
+                else:
+                    bad.append(no_field(min(wanted - record.keys()), record, at))
             at += len(line) + 1
-        return records, np.array(places, dtype=np.int64)
+        values = {RECORD: records} if columns is None else {name: [r[name] for r in records] for name in columns}
+        return Documents.of_values(values, origin_of(chunk.source, chunk.piece, places)), bad
 
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The byte range of whole lines: from the one that holds byte ``unit`` on, ``num_bytes`` or more of them."""
         size = self.manifest.shards[piece].num_bytes
-        with open(self.manifest.path(piece), "rb", buffering=0) as file:
+        with self.manifest.store.open(self.manifest.shards[piece].name) as file:
             start = _line_holding(file, unit)
             return start, _line_start(file, min(max(unit + 1, start + num_bytes), size), size)
-
-    def read_ids(self, chunk: Chunk) -> tuple[list[pa.Array], np.ndarray]:
-        """Not offered: lists of numbers in JSON are no fast way to hold tokens."""
-        raise AssertionError("a JSONL source holds text")
 
     def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
         """Bytes of the lines whose first byte lies in [borders[i], borders[i + 1]); int64 [ranges].
@@ -88,7 +85,7 @@ class JsonlReader:
         ``borders`` do not fall. Only the file's bytes from a border to the next line end are read.
         """
         starts, start = [], 0
-        with open(self.manifest.path(piece), "rb", buffering=0) as file:
+        with self.manifest.store.open(self.manifest.shards[piece].name) as file:
             for border in borders.tolist():
                 if border > start:  # else no line begins from the border before to `start`
                     start = _line_start(file, border, self.manifest.shards[piece].num_bytes)
@@ -104,31 +101,28 @@ class JsonlReader:
         return f"line at byte {place}"
 
 
-def _lines(path: Path, start: int, stop: int, size: int) -> tuple[bytes, int]:
-    """The whole lines whose first byte lies in [start, stop), and the offset of the first."""
-    with open(path, "rb") as f:
-        begin = max(start - 1, 0)
-        f.seek(begin)
-        data = f.read(stop - begin)
-        if len(data) < stop - begin:
-            raise _cut(path, begin + len(data), size)
-        skip = 0
-        if start:
-            skip = data.find(b"\n") + 1
-            if not skip or skip == len(data):  # no line begins in this chunk
-                return b"", start
-        parts = [data[skip:]]
-        at_end = data.endswith(b"\n")
-        block = _READ_ON_BYTES
-        while not at_end and (more := f.read(block)):
-            end = more.find(b"\n")
-            at_end = end >= 0
-            parts.append(more[:end] if at_end else more)
-            block *= 2
+def _lines(store: Store, name: str, start: int, stop: int, size: int) -> tuple[bytes, int]:
+    """The whole lines whose first byte lies in [start, stop), and the offset of the first; one read, as a rule."""
+    begin = max(start - 1, 0)
+    own = stop - begin
+    data = store.read(name, begin, stop + _READ_ON_BYTES)
+    if len(data) < own:
+        raise _cut(store.path(name), begin + len(data), size)
+    skip = 0
+    if start:
+        skip = data.find(b"\n", 0, own) + 1
+        if not skip or skip == own:  # no line begins in this chunk
+            return b"", start
+    end = data.find(b"\n", own - 1)
+    parts, at, block = [data[skip:end] if end >= 0 else data[skip:]], begin + len(data), 2 * _READ_ON_BYTES
+    while end < 0 and (data := store.read(name, at, at + block)):
+        end = data.find(b"\n")
+        parts.append(data[:end] if end >= 0 else data)
+        at, block = at + len(data), 2 * block
     return b"".join(parts), begin + skip
 
 
-def _line_holding(file: FileIO, at: int) -> int:
+def _line_holding(file: BinaryIO, at: int) -> int:
     """The first byte of the line that holds byte ``at``."""
     block, end = _READ_ON_BYTES, at
     while end:
@@ -140,7 +134,7 @@ def _line_holding(file: FileIO, at: int) -> int:
     return 0
 
 
-def _line_start(file: FileIO, border: int, size: int) -> int:
+def _line_start(file: BinaryIO, border: int, size: int) -> int:
     """Where the first line begins at or behind ``border`` > 0; ``size`` if there is none."""
     at, block = border - 1, _LOOK_BYTES
     file.seek(at)
@@ -150,13 +144,13 @@ def _line_start(file: FileIO, border: int, size: int) -> int:
         at += len(data)
         block = min(2 * block, _READ_ON_BYTES)
     if (end := file.seek(0, SEEK_END)) < size:
-        raise _cut(Path(file.name), end, size)
+        raise _cut(file.name, end, size)
     return size
 
 
-def _cut(path: Path, end: int, size: int) -> SourceError:
+def _cut(path: str, end: int, size: int) -> SourceError:
     return SourceError(
-        f"{str(path)!r} ends at byte {end}, but had {size} bytes when the job "
+        f"{path!r} ends at byte {end}, but had {size} bytes when the job "
         "began: the file was changed or cut while the job runs."
     )
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
-from . import BadRecord
+from ..bad_records import BadRecord, Unreadable
 
 
 class _Unread:
@@ -27,10 +27,6 @@ class _Unread:
 
 
 _UNREAD = _Unread()
-
-
-class _Undecodable(NamedTuple):
-    error: Exception
 
 
 class Columns:
@@ -48,39 +44,37 @@ class Columns:
         self._values: dict[str, list[Any]] = {}
 
     def value(self, name: str, row: int) -> Any:
-        """One value. Raises ``BadRecord`` if its column cannot be read, or the value has no form in Python."""
+        """One value. Raises ``Unreadable`` if its column cannot be read, or the value has no form in Python."""
         if name not in self._values:
-            arrays = self._arrays.pop(name, None)
-            self._values[name] = _decoded(self._load(name) if arrays is None else arrays)
+            self._values[name] = self._column(name)
         value = self._values[name][row]
-        if type(value) is _Undecodable:
-            raise _refusal(name, value, int(self._places[row])) from value.error
+        if type(value) is BadRecord:
+            raise Unreadable(value)
         return value
 
+    def _column(self, name: str) -> list[Any]:
+        """All values; a ``BadRecord`` in place of each that cannot be had."""
+        arrays = self._arrays.pop(name, None)
+        try:
+            return decoded(name, self._load(name) if arrays is None else arrays, self._places)
+        except Unreadable as error:
+            return [error.bad] * len(self._places)
 
-def _decoded(arrays: list[pa.Array]) -> list[Any]:
+
+def decoded(name: str, arrays: list[pa.Array], places: np.ndarray) -> list[Any]:
+    """The values of column ``name``; a ``BadRecord`` in place of each that has no form in Python."""
     try:
         return [value for array in arrays for value in array.to_pylist()]
     except Exception:  # Arrow has no one class for these: it passes on what `datetime`, `zoneinfo` or a codec raise
-        return [_value(scalar) for array in arrays for scalar in array]
+        scalars = (scalar for array in arrays for scalar in array)
+        return [_value(name, scalar, place) for scalar, place in zip(scalars, places.tolist(), strict=True)]
 
 
-def _value(scalar: pa.Scalar) -> Any:
+def _value(name: str, scalar: pa.Scalar, place: int) -> Any:
     try:
         return scalar.as_py()
     except Exception as error:
-        return _Undecodable(error)
-
-
-def first_undecodable(name: str, arrays: list[pa.Array], places: np.ndarray) -> BadRecord | None:
-    """The error for the first value of column ``name`` that has no form in Python."""
-    values = _decoded(arrays)
-    bad = (n for n, value in enumerate(values) if type(value) is _Undecodable)
-    return next((_refusal(name, values[n], int(places[n])) for n in bad), None)
-
-
-def _refusal(name: str, value: _Undecodable, place: int) -> BadRecord:
-    return BadRecord(f"column {name!r} cannot be decoded: {type(value.error).__name__}: {value.error}", place)
+        return BadRecord("column", place, f"column {name!r} cannot be decoded: {type(error).__name__}: {error}")
 
 
 class LazyRecord(dict[str, Any]):

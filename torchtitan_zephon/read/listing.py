@@ -7,7 +7,6 @@ be read is an error. 100,000 files take about a second on a local disk.
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections import defaultdict
@@ -15,8 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import SourceError
-from .pattern import Pattern, root_of
-from .walk import EXTENSIONS, File, LeftOut, Reason, Walk
+from .formats import FORMATS, SUFFIXES
+from .pattern import root_of
+from .store import LocalStore
+from .walk import File, LeftOut, Reason, Walk
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 SHOWN_NAMES = 5
@@ -34,21 +35,17 @@ class Listing(NamedTuple):
 def list_files(source: str, path: str) -> Listing:
     """All files that ``path`` stands for. Raises ``SourceError`` for none, and for what cannot be read or is packed."""
     root, below = root_of(source, path)
-    if isinstance(below, Pattern):
-        walk = Walk(root, below)
-        walk.run()
-    else:
-        walk = Walk(root, Pattern((glob.escape(below),)))
-        walk.named(below)
+    walk = LocalStore(root).list(below)
     files = [_named_in_utf8(walk, file) for file in walk.files]
     if walk.problems:
         problems = sorted(walk.problems, key=lambda p: os.fsencode(p[0]))
         more = f" There are {len(problems) - 1:,} more such names." * (len(problems) > 1)
         raise SourceError(f"source {source!r}: {str(root / problems[0][0])!r} {problems[0][1]}{more}")
     if walk.packed:
+        titles = " and ".join(of.title for of in FORMATS.values())
         raise SourceError(
             f"source {source!r}: {min(walk.packed)!r} is compressed ({len(walk.packed)} such files at {path!r}); "
-            "this version reads plain JSONL and Parquet. Unpack them, or convert them to Parquet."
+            f"this version reads plain {titles}. Unpack them, or convert them to Parquet."
         )
     files, second = once(files)
     left_out = tuple(sorted([*walk.left_out, *second], key=lambda left: left.name.encode("utf-8", "surrogateescape")))
@@ -113,6 +110,6 @@ def _nothing(source: str, path: str, left_out: tuple[LeftOut, ...]) -> SourceErr
     if any(left.reason is Reason.FOLDER for left in others):
         ways.append(" To read what is in a folder that a glob matches, add /** to the glob.")
     return SourceError(
-        f"source {source!r}: no {', '.join(EXTENSIONS)} file at {path!r} ({'; '.join(found) or 'it is empty'})."
+        f"source {source!r}: no {', '.join(SUFFIXES)} file at {path!r} ({'; '.join(found) or 'it is empty'})."
         + "".join(ways)
     )

@@ -9,26 +9,25 @@ chunk. A miss costs time, never bytes.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
+from ..bad_records import BadRecord, Sifted, Unreadable, without
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
-from ..records import Record
-from . import BadRecord
+from ..records import RECORD, Contents, Documents, origin_of
 from .files import Manifest
 from .groups import RowGroups
-from .lazy import Columns, first_undecodable, lazy_records
+from .ids import laid_out
+from .lazy import Columns, decoded, lazy_records
+from .open_streams import OpenStreams
 from .retry import with_retries
 
 OPEN_STREAMS = 64
 _BATCH_ROWS = 256
-
-_Stream = Iterator[pa.RecordBatch]
 
 
 class ParquetReader:
@@ -38,11 +37,11 @@ class ParquetReader:
         self.manifest = manifest
         self._field = field
         self._groups = RowGroups(manifest, field)
-        self.holds_ids = self._groups.holds_ids
-        self._asked = frozenset({field})  # columns that functions asked for; they are read together from then on
-        self._streams: OrderedDict[tuple[int, int, tuple[str, ...]], tuple[_Stream, pa.RecordBatch | None]]
-        self._streams = OrderedDict()
-        self._lock = threading.Lock()
+        self.contents: Contents = self._groups.contents
+        self._asked = frozenset({field})
+        """Columns that functions asked for; they are read together from then on. A note that two threads write at once
+        may be lost, and is made again."""
+        self._streams = OpenStreams[tuple[int, tuple[str, ...]], _Rows](OPEN_STREAMS)
 
     def pieces(self) -> Pieces:
         """One piece a row group that has rows; its units are rows."""
@@ -61,27 +60,32 @@ class ParquetReader:
         """Bytes of text or of ids in the rows [borders[i], borders[i + 1]) of ``piece``; int64 [ranges]."""
         return self._groups.weigh(piece, borders)
 
-    def read(self, chunk: Chunk, whole_records: bool) -> tuple[list[Record], np.ndarray]:
-        """The records of ``chunk`` and their row numbers in the file, int64 [records].
+    def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
+        """The records of ``chunk``, or these columns of them.
 
         Whole records have all columns of the file; those that nobody asked for before are read when they are.
         """
-        if whole_records:
-            return self._whole_records(chunk)
-        batches, places = self._batches(chunk, (self._field,))
-        try:
-            return [record for batch in batches for record in batch.to_pylist()], places
-        except UnicodeDecodeError:
-            bad = first_undecodable(self._field, [batch.column(0) for batch in batches], places)
-            assert bad is not None
-            raise bad from None
+        if columns is None:
+            return self._whole_records(chunk), []
+        names = tuple(name for name in self._groups.columns[self.shard_of(chunk.piece)] if name in columns)
+        batches, places = self._batches(chunk, names)
+        documents, bad = Documents.of_values({}, self._origin(chunk, places)), list[BadRecord]()
+        for i, name in enumerate(names):
+            arrays = [batch.column(i) for batch in batches]
+            if name == self._field and self.contents == "ids":
+                ids, offsets, nulls = laid_out(arrays)
+                documents = replace(documents, tokens={"ids": ids}, offsets=offsets)
+                problem = f"field {name!r} is null, or holds one"
+                bad += [BadRecord("ids", place, problem) for place in places[nulls].tolist()]
+            else:
+                documents.values[name] = decoded(name, arrays, places)
+                bad += [value for value in documents.values[name] if type(value) is BadRecord]
+        return without(documents, bad), bad
 
-    def read_ids(self, chunk: Chunk) -> tuple[list[pa.Array], np.ndarray]:
-        """The token ids of ``chunk``, a list a row, in arrays of many rows; and the row numbers, int64 [rows]."""
-        batches, places = self._batches(chunk, (self._field,))
-        return [batch.column(0) for batch in batches], places
+    def _origin(self, chunk: Chunk, places: np.ndarray) -> np.ndarray:
+        return origin_of(chunk.source, self.shard_of(chunk.piece), places)
 
-    def _whole_records(self, chunk: Chunk) -> tuple[list[Record], np.ndarray]:
+    def _whole_records(self, chunk: Chunk) -> Documents:
         names = self._groups.columns[self.shard_of(chunk.piece)]
         asked = [name for name in names if name in self._asked]
         columns = tuple(name for name in asked if asked.count(name) == 1)
@@ -92,13 +96,15 @@ class ParquetReader:
             batches, places = self._batches(chunk, columns)
         arrays = {name: [batch.column(i) for batch in batches] for i, name in enumerate(columns)}
         found = Columns(arrays, lambda name: self._one_column(chunk, name, places), places)
-        return list(lazy_records(names, found, len(places))), places
+        records = lazy_records(names, found, len(places))
+        return Documents.of_values({RECORD: list(records)}, self._origin(chunk, places))
 
     def _one_column(self, chunk: Chunk, name: str, places: np.ndarray) -> list[pa.Array]:
         """Column ``name`` of ``chunk``, which a function has asked for; from now on it is read with the others."""
         what, first = f"column {name!r} of rows {places[0]} to {places[-1]}", int(places[0])
         if (count := self._groups.columns[self.shard_of(chunk.piece)].count(name)) > 1:
-            raise BadRecord(f"{what}: there are {count} columns of this name, so a function can have none", first)
+            problem = f"{what}: there are {count} columns of this name, so a function can have none"
+            raise Unreadable(BadRecord("column", first, problem))
         try:
             path = self.manifest.path(self.shard_of(chunk.piece))
             batches, _ = with_retries(lambda: self._batches(chunk, (name,), keep=False), path, what)
@@ -106,53 +112,29 @@ class ParquetReader:
             cause = error.__cause__
             if cause is None or getattr(cause, "errno", None) is not None:
                 raise  # the file and not the column
-            raise BadRecord(f"{what} cannot be read, and a function asks for it: {cause}", first) from cause
-        with self._lock:
-            self._asked |= {name}
+            problem = f"{what} cannot be read, and a function asks for it: {cause}"
+            raise Unreadable(BadRecord("column", first, problem)) from cause
+        self._asked |= {name}
         return [batch.column(0) for batch in batches]
 
     def _batches(
         self, chunk: Chunk, columns: tuple[str, ...], keep: bool = True
     ) -> tuple[list[pa.RecordBatch], np.ndarray]:
         """The rows of ``chunk`` and their numbers in the file; the stream stays open for the next rows if ``keep``."""
-        at, wanted = self._groups.at(chunk.piece), chunk.stop - chunk.start
-        with self._lock:
-            before = (row for piece, row, c in self._streams if piece == chunk.piece and c == columns)
-            row = max((row for row in before if row <= chunk.start), default=0)
-            stream, held = self._streams.pop((chunk.piece, row, columns), (None, None))
+        at, what, wanted = self._groups.at(chunk.piece), (chunk.piece, columns), chunk.stop - chunk.start
         with self._groups.errors_at(at):
-            if stream is None:
-                stream = self._groups.batches(at, columns, _BATCH_ROWS)
-            held = self._skip(stream, held, chunk.start - row)
-            batches, held = self._take(stream, held, wanted)
+            row, rows = self._streams.take(what, chunk.start) or (
+                0,
+                _Rows(self._groups.batches(at, columns, _BATCH_ROWS)),
+            )
+            for _ in rows.next(chunk.start - row):
+                pass
+            batches = list(rows.next(wanted))
         if sum(batch.num_rows for batch in batches) < wanted:
             raise self._groups.ends_early(at)
         if keep and chunk.stop < at.rows:
-            with self._lock:
-                self._streams[chunk.piece, chunk.stop, columns] = (stream, held)
-                if len(self._streams) > OPEN_STREAMS:
-                    self._streams.popitem(last=False)
+            self._streams.put(what, chunk.stop, rows)
         return batches, np.arange(at.first + chunk.start, at.first + chunk.stop, dtype=np.int64)
-
-    @staticmethod
-    def _skip(stream: _Stream, held: pa.RecordBatch | None, rows: int) -> pa.RecordBatch | None:
-        """Pass over ``rows`` rows, first of ``held``; returns the rest of the batch in which they ended."""
-        while rows and (batch := next(stream, None) if held is None else held) is not None:
-            held = batch.slice(rows) if rows < batch.num_rows else None
-            rows -= min(rows, batch.num_rows)
-        return held
-
-    @staticmethod
-    def _take(
-        stream: _Stream, held: pa.RecordBatch | None, rows: int
-    ) -> tuple[list[pa.RecordBatch], pa.RecordBatch | None]:
-        """``rows`` rows, first from ``held`` and then from ``stream``; and what is left over of the last batch."""
-        batches = []
-        while rows and (batch := next(stream, None) if held is None else held) is not None:
-            batches.append(batch.slice(0, rows))
-            held = batch.slice(rows) if rows < batch.num_rows else None
-            rows -= batches[-1].num_rows
-        return batches, held
 
     def span(self, chunk: Chunk) -> str:
         """In words, where in its shard a chunk lies."""
@@ -162,3 +144,19 @@ class ParquetReader:
     def describe(self, place: int) -> str:
         """In words, where in its shard a record lies."""
         return f"row {place}"
+
+
+class _Rows:
+    """The rows of a stream of batches, any number at a time."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+
+    def next(self, rows: int) -> Iterator[pa.RecordBatch]:
+        """The next ``rows`` rows; fewer where the stream ends."""
+        while rows and (batch := next(self._batches, None) if self._rest is None else self._rest) is not None:
+            part = batch.slice(0, rows)
+            self._rest = batch.slice(rows) if rows < batch.num_rows else None
+            rows -= part.num_rows
+            yield part

@@ -14,21 +14,28 @@ import stat
 from pathlib import Path
 
 from ..errors import SourceError
+from .formats import NAMED_SUFFIXES
 
 States = frozenset[int]
 """How far a pattern has matched on the way to a folder: numbers of the parts that may match a name in it."""
 
 
 class Pattern:
-    """The parts of a glob below its root. ``names_json``: its last part ends in ``.json``, so these files are meant."""
+    """The parts of a glob below its root. ``named_suffixes``: those that its last part ends in, so these are meant."""
 
     def __init__(self, parts: tuple[str, ...]) -> None:
         if parts[-1] == "**":  # everything below, as in Python's glob
             parts = (*parts, "*")
         self.parts = parts
-        self.names_json = re.search(r"\.json(\.\w+)?$", parts[-1].lower()) is not None
+        endings = parts[-1].lower().split(".")[1:][-2:]  # of c4.json.gz both
+        self.named_suffixes = NAMED_SUFFIXES.keys() & {f".{ending}" for ending in endings}
         self._last = len(parts) - 1
         self._matches = [re.compile(fnmatch.translate(part)).match for part in parts]
+
+    @classmethod
+    def of_name(cls, name: str) -> Pattern:
+        """The pattern of one file, whatever letters its name has."""
+        return cls((glob.escape(name),))
 
     def start(self) -> States:
         """The parts that may match a name in the root."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..errors import SourceError
 from .retry import with_retries
+from .store import Store
 from .walk import File, trouble
 
 SAMPLE_BYTES = 16 * 2**20
@@ -30,7 +31,7 @@ _POINTER_BYTES = range(64, 1025)
 """Sizes that a pointer can have."""
 
 
-def sample(source: str, kind: str, root: Path, files: list[File]) -> list[str]:
+def sample(source: str, kind: str, store: Store, files: list[File]) -> list[str]:
     """A hash of each file's sample; '' for those left out where there are very many, which are only asked for.
 
     Raises ``SourceError`` for a file that may not be read, or that holds no records.
@@ -39,15 +40,14 @@ def sample(source: str, kind: str, root: Path, files: list[File]) -> list[str]:
     total = sum(file.num_bytes for file in files)
     budget = None if total <= SAMPLE_BYTES else SAMPLE_BYTES // -(-len(files) // every)
     samples = []
-    prefix = os.path.join(root, "")  # noqa: PTH118
     for i, (name, num_bytes, _) in enumerate(files):
-        path = prefix + local_name(name)
+        path = store.path(name)
         try:
             if i % every:
                 samples.append("")
-                head = with_retries(partial(_head, path, num_bytes), path, "the beginning")
+                head = with_retries(partial(_head, store, name, num_bytes), path, "the beginning")
             else:
-                digest, head = with_retries(partial(_sample_file, path, num_bytes, budget), path, "a sample")
+                digest, head = with_retries(partial(_sample_file, store, name, num_bytes, budget), path, "a sample")
                 samples.append(digest)
         except OSError as error:
             raise SourceError(f"source {source!r}: {path!r} {trouble(Path(path), error)}") from None
@@ -56,15 +56,10 @@ def sample(source: str, kind: str, root: Path, files: list[File]) -> list[str]:
     return samples
 
 
-def local_name(name: str) -> str:
-    """What Python calls a file here whose name in UTF-8 is ``name``; that is the same but for odd locales."""
-    return name if name.isascii() else os.fsdecode(name.encode())
-
-
-def _sample_file(path: str, size: int, budget: int | None) -> tuple[str, bytes]:
+def _sample_file(store: Store, name: str, size: int, budget: int | None) -> tuple[str, bytes]:
     """The hash of a sample, and the file's first bytes."""
     h = hashlib.blake2b(digest_size=8)
-    with open(path, "rb") as f:
+    with store.open(name) as f:
         if budget is None or size <= budget:
             head = b""
             for block in iter(lambda: f.read(2**20), b""):
@@ -79,17 +74,11 @@ def _sample_file(path: str, size: int, budget: int | None) -> tuple[str, bytes]:
     return h.hexdigest(), head
 
 
-def _head(path: str, num_bytes: int) -> bytes:
-    """The first bytes of a file that can be a pointer; of another none, but the system is asked for it."""
-    if num_bytes not in _POINTER_BYTES:
-        return _allowed(path)
-    with open(path, "rb") as f:
-        return f.read(64)
-
-
-def _allowed(path: str) -> bytes:
-    """No bytes; ``PermissionError`` for a file that this user may not read."""
-    if not os.access(path, os.R_OK):
+def _head(store: Store, name: str, num_bytes: int) -> bytes:
+    """The first bytes of a file that can be a pointer; of another none, but it must be one that this user may read."""
+    if num_bytes in _POINTER_BYTES:
+        return store.read(name, 0, 64)
+    if not store.may_read(name):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return b""
 

@@ -16,14 +16,13 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from .formats import NAMED_SUFFIXES, SUFFIXES
 from .pattern import Pattern, States
 from .retry import with_retries
 
-EXTENSIONS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-"""What is read. ``.json`` too (one record a line), where the path itself names files that end so."""
 COMPRESSED = frozenset({".gz", ".zst", ".bz2", ".xz", ".lz4"})
 _NO_FOLDER = frozenset({
-    *EXTENSIONS, *COMPRESSED, *(".arrow", ".bin", ".cfg", ".crc", ".csv", ".gif", ".html", ".ini", ".ipynb", ".jpeg"),
+    *SUFFIXES, *COMPRESSED, *(".arrow", ".bin", ".cfg", ".crc", ".csv", ".gif", ".html", ".ini", ".ipynb", ".jpeg"),
     *(".jpg", ".json", ".lock", ".log", ".md", ".md5", ".npy", ".npz", ".pdf", ".png", ".pt", ".py", ".rst", ".sh"),
     *(".safetensors", ".sha1", ".sha256", ".svg", ".tar", ".tgz", ".toml", ".tsv", ".txt", ".xml", ".yaml", ".zip"),
 })  # fmt: skip
@@ -189,7 +188,7 @@ class Walk:
     def _kind(self, name: str) -> str | None:
         """The format that the ending of ``name`` says; None for another type."""
         ending = _ending(name)
-        return "jsonl" if ending == ".json" and self.pattern.names_json else EXTENSIONS.get(ending)
+        return NAMED_SUFFIXES[ending] if ending in self.pattern.named_suffixes else SUFFIXES.get(ending)
 
     def _trouble(self, full: str, error: OSError) -> None:
         self.problems.append((full, trouble(Path(self._prefix + full), error)))

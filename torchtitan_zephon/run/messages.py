@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from ..config import Recipe, RunSettings
 from ..errors import RunnerError, ZephonError
+from ..ops.functions import Function
 from ..ops.tokenize import TokenizerSpec
 from ..plan.layout import Layout
-from ..read.records import Function
 from ..records import Figures
 from ..state import Snapshot
 

@@ -29,9 +29,9 @@ from typing import Any
 
 from ..config import RunSettings
 from ..errors import ConfigError, RunnerError
+from ..ops.functions import Function
 from ..plan.layout import Layout
 from ..program import Program
-from ..read.records import Function
 from ..records import Batch, Figures, Rows
 from ..state import Snapshot, StreamState
 from .failure import DIED

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..plan.layout import Layout
 from ..program import Program
+from ..read.formats import FORMATS
 from ..state import Snapshot, StreamState
 
 Table = dict[str, str]
@@ -23,8 +24,6 @@ Table = dict[str, str]
 
 LONGEST = 160
 """Characters of a value that travel; of a longer one the beginning and a hash."""
-_PARSERS = {"jsonl": "orjson", "parquet": "pyarrow"}
-"""The package that makes records of a format."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +92,7 @@ def _read(program: Program, backend: str, layout: Layout) -> dict[str, Table]:
 
 def _versions(formats: Iterable[str], backend: str) -> Table:
     """What is installed of the packages that make tokens of this job's files."""
-    packages = {"torchtitan_zephon", "tokenizers", *(_PARSERS[f] for f in formats if f in _PARSERS)}
+    packages = {"torchtitan_zephon", "tokenizers", *(FORMATS[name].package for name in formats)}
     if backend != "hf":
         packages.add(backend)
     return {"tokenizer_backend": backend, **{f"version of {name}": _version(name) for name in sorted(packages)}}

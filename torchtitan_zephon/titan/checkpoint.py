@@ -21,7 +21,8 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from ..changes import shared_shards
 from ..errors import StateError
-from ..state import NEW_STREAM, OLDER_STEP, StreamState, check_strays as state_strays, decode_stream, recipe_hash
+from ..state import NEW_STREAM, OLDER_STEP, StreamState, decode_stream, recipe_hash
+from .generations import Generation
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +35,8 @@ HF_INDEX = "model.safetensors.index.json"
 class Restart:
     """TorchTitan's checkpoint settings, as far as they decide what is loaded.
 
-    ``initial_load_if_no_folder``: ``initial_load_path`` counts only while there is no ``folder`` (0.2.2), not as
-    long as no step in it is complete (0.3.0).
+    ``initial_load_if_no_folder``: ``initial_load_path`` counts only while there is no ``folder``, not as long as no
+    step in it is complete.
     """
 
     enable: bool
@@ -44,7 +45,20 @@ class Restart:
     initial_load_path: str | None
     initial_load_model_only: bool
     exclude_from_loading: list[str]
-    initial_load_if_no_folder: bool = False
+    initial_load_if_no_folder: bool
+
+    @classmethod
+    def of(cls, checkpoint: Any, dump_folder: str, generation: Generation) -> Restart:
+        """Of TorchTitan's own configuration ``checkpoint``."""
+        return cls(
+            enable=checkpoint.enable,
+            folder=Path(dump_folder) / checkpoint.folder,
+            load_step=checkpoint.load_step,
+            initial_load_path=checkpoint.initial_load_path,
+            initial_load_model_only=checkpoint.initial_load_model_only,
+            exclude_from_loading=checkpoint.exclude_from_loading,
+            initial_load_if_no_folder=generation.initial_load_if_no_folder,
+        )
 
 
 def checkpoint_to_load(restart: Restart) -> Path | None:
@@ -181,11 +195,6 @@ def read_trainer_step(path: Path) -> int | None:
     except (Exception, CheckpointException) as error:  # DCP's own is no Exception
         reason = _reason(error)
         raise StateError(f"the trainer's step in {str(path)!r} cannot be read: {reason}. {OLDER_STEP}") from None
-
-
-def check_strays(state: dict[str, Any], lanes: int) -> None:
-    """Raise ``StateError`` for a lane in ``state`` that a stream of ``lanes`` lanes does not have."""
-    state_strays(state["lane"], lanes)
 
 
 def check_moment(stream: StreamState, trainer_step: int | None) -> None:

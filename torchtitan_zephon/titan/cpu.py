@@ -17,7 +17,7 @@ import functools
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -25,26 +25,11 @@ import torch
 import torch._utils
 
 from ..errors import ConfigError
-from . import installed_version
 
 if TYPE_CHECKING:
     from torchtitan.trainer import Trainer
 
     from .job import Job
-
-_FLOAT32_AND_NO_RECOMPUTING: dict[tuple[str, str], Any] = {
-    ("training", "mixed_precision_param"): "float32",
-    ("activation_checkpoint", "mode"): "none",
-}
-DEFAULTS: dict[str, dict[tuple[str, str], Any]] = {
-    "0.2.2": _FLOAT32_AND_NO_RECOMPUTING,
-    "0.3.0": {
-        **_FLOAT32_AND_NO_RECOMPUTING,
-        ("training", "disable_cuda_graphs"): True,
-        ("parallelism", "spmd_backend"): "partial_dtensor",
-    },
-}
-"""What CPU mode sets in each TorchTitan where the job does not."""
 
 CANNOT: dict[tuple[str, str], tuple[Callable[[Any], bool], str]] = {
     ("training", "disable_cuda_graphs"): (lambda v: v is not True, "there are no CUDA graphs; set it to true"),
@@ -62,7 +47,7 @@ SLOW: dict[tuple[str, str], str] = {
     ("training", "mixed_precision_param"): "bfloat16 is emulated, about 13 times slower than float32",
     ("activation_checkpoint", "mode"): "recomputing activations costs time and saves no scarce memory",
 }
-"""What a job may state against ``DEFAULTS``: it is done, and said to be slow."""
+"""What a job may state against the defaults of CPU mode: it is done, and said to be slow."""
 
 
 PEAKS = ("active_bytes.all.peak", "reserved_bytes.all.peak")
@@ -113,12 +98,11 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def adjusted(job: Job, log: Callable[[str], None]) -> Job:
-    """``job`` with ``DEFAULTS`` where it states nothing; one line to ``log``, one more for each slow key.
+def adjusted(job: Job, defaults: Mapping[tuple[str, str], Any], log: Callable[[str], None]) -> Job:
+    """``job`` with ``defaults`` where it states nothing; one line to ``log``, one more for each slow key.
 
     Raises ``ConfigError`` for a key that the job states and a CPU cannot do.
     """
-    defaults = DEFAULTS[installed_version()]
     sections = {name: dict(table) for name, table in job.sections.items()}
     for (section, key), (fails, reason) in CANNOT.items():
         if key in sections.get(section, {}) and fails(sections[section][key]):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Recipe, RunSettings
 from ..errors import TokenizerError
-from ..ops.tokenize import TokenizerSpec
+from ..ops.tokenize import TokenizerSpec, Wanted
 from ..ops.tokenizer_files import FILES, Roles, make_spec, open_tokenizer, spec_of, unusable
 from ..plan.layout import Layout
 from ..program import Program, compile_program
+from .job import Job
 
 if TYPE_CHECKING:
     from torchtitan.components.tokenizer import BaseTokenizer
@@ -52,19 +54,38 @@ class Feed:
             shared_lanes=self.settings.shared_lanes,
         )
 
+    def layouts(self, dp_degree: int, local_batch_sizes: Sequence[int]) -> list[Layout]:
+        """The first rank's with each of ``local_batch_sizes``, all of which must divide its share."""
+        return [self.layout(dp_degree, 0, size) for size in local_batch_sizes]
+
     def program(self, seq_len: int, tokenizer: BaseTokenizer) -> Program:
-        """The compiled program, kept for the life of the process: the start-up check, the loader, and
-        the validator (which builds its loader anew every time) ask for the same one."""
-        recipe = self.effective
-        spec = tokenizer_spec(tokenizer, recipe)
-        backend = self.settings.tokenizer_backend
-        key = f"{recipe!r} {seq_len} {spec.identity!r} {backend}"
-        if key not in _programs:
-            _programs[key] = compile_program(recipe, seq_len, spec, backend=backend)
-        return _programs[key]
+        """The compiled program, as the trainer's ``tokenizer`` makes ids."""
+        spec = tokenizer_spec(tokenizer, self.recipe)
+        return compiled(self.effective, seq_len, spec, self.settings.tokenizer_backend)
 
 
 _programs: dict[str, Program] = {}
+
+
+def compiled(recipe: Recipe, seq_len: int, tokenizer: TokenizerSpec, backend: Wanted) -> Program:
+    """The compiled program, kept for the life of the process: the start-up check, the loader, and
+    the validator (which builds its loader anew every time) ask for the same one."""
+    key = f"{recipe!r} {seq_len} {tokenizer.identity!r} {backend}"
+    if key not in _programs:
+        _programs[key] = compile_program(recipe, seq_len, tokenizer, backend=backend)
+    return _programs[key]
+
+
+def training_feed(job: Job) -> Feed:
+    """What the training loader of ``job`` reads."""
+    return Feed(recipe=job.recipe, settings=job.settings, global_batch_size=job.global_batch_size)
+
+
+def validation_feed(job: Job, *, steps: int = -1) -> Feed:
+    """What the validator of ``job`` reads, the whole set once if ``steps`` is -1. It writes no batch ledger."""
+    assert job.validation is not None
+    settings = dataclasses.replace(job.settings, ledger=None)
+    return dataclasses.replace(training_feed(job), recipe=job.validation, settings=settings, infinite=steps != -1)
 
 
 def tokenizer_spec(tokenizer: BaseTokenizer, recipe: Recipe) -> TokenizerSpec:

@@ -19,9 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config import Recipe, RunSettings, SourceConfig, coerce, read_table, recipe_table
+from ..config import Recipe, RunSettings, SourceConfig, recipe_table
 from ..errors import ConfigError, Problems, nearest
-from ..toml_files import Origin, anchor_paths, load_toml
+from ..paths import anchor_paths
+from ..settings import coerce, read_table
+from ..toml_files import load_toml
 
 SECTIONS = (
     # TorchTitan 0.2's, the dialect of a job file ...
@@ -107,8 +109,8 @@ def read_job(args: Sequence[str], stock: Mapping[str, Any], problems: Problems) 
     for table, where in ((tables, str(config_file)), (overrides, "command line")):
         check_sections(table, where, problems)
     zephon = merged(
-        anchored(tables.pop("zephon", {}), Origin.file(config_file)),
-        anchored(overrides.pop("zephon", {}), Origin.command_line()),
+        anchor_paths(tables.pop("zephon", {}), config_file),
+        anchor_paths(overrides.pop("zephon", {}), None),
     )
     return _job(config_file, merged(tables, overrides), zephon, stock, problems)
 
@@ -230,16 +232,6 @@ def check_global_batch_size(sections: Mapping[str, Any]) -> None:
         "TorchTitan's default, -1, grows with the GPU count, so the stream of batches would too. Set "
         "it to local batch size x data-parallel ranks x accumulation steps, e.g. global_batch_size = 256."
     )
-
-
-def anchored(zephon: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
-    """The ``[zephon]`` table that was stated at ``origin``, with every relative path in it made absolute."""
-    table = anchor_paths(zephon, origin)
-    if isinstance(table.get("recipe"), str):
-        table["recipe"] = origin.anchored(table["recipe"])
-    if isinstance(table.get("validation"), Mapping):
-        table["validation"] = anchor_paths(table["validation"], origin)
-    return table
 
 
 def recipe_file(path: Any, problems: Problems) -> dict[str, Any]:

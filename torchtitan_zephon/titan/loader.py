@@ -34,7 +34,7 @@ TorchBatch = tuple[dict[str, torch.Tensor], torch.Tensor]
 class StreamLoader(BaseDataLoader):
     """Global batch t is the same bytes in the same order, whatever ``dp_world_size`` is."""
 
-    columns: tuple[str, ...] = ("input", "positions")
+    columns: tuple[str, ...]
     """What the model is given, as the stock loader of the generation does; labels come besides."""
 
     def __init__(

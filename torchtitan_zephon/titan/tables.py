@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from types import NoneType
 from typing import Any, TypeVar
 
-from ..config import coerce
 from ..errors import ConfigError, Problems, nearest
-from . import installed_version
+from ..settings import coerce
+from .generations import installed
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ def check_keys(table: Iterable[str], known: Iterable[str], where: str, when: str
     for key in table:
         if key not in known:
             hint = nearest(key, known) if known else ""
-            problems.note(f"{where}.{key}: TorchTitan {installed_version()} has no such key{when}. {hint}".rstrip())
+            problems.note(f"{where}.{key}: TorchTitan {installed().version} has no such key{when}. {hint}".rstrip())
     problems.refuse()
 
 

@@ -38,18 +38,20 @@ from torchtitan.train import Trainer
 
 from ..config import Recipe, RunSettings
 from ..errors import ConfigError, Problems, TokenizerError, nearest
+from ..paths import anchor_paths
 from ..run.agree import attempt
-from ..toml_files import Origin
-from . import STOCK, cpu
+from . import cpu
 from .checkpoint import Restart
-from .feed import Feed
-from .job import Job, anchored, build_job
+from .feed import training_feed, validation_feed
+from .generations import GENERATIONS
+from .job import Job, build_job
 from .loader import DataMetrics, StreamLoader
-from .preflight import Found, Reading, Start, agreed, preflight
+from .preflight import Found, Loader, Start, agreed, preflight
 from .tables import filled
 
 cpu.check_entry_point()  # this import is the last thing that TorchTitan does before it asks for its device
 
+RELEASE = GENERATIONS["0.2.2"]
 TABLES = ("sources", "validation")
 KEYS: dict[str, Any] = {
     **{k: v for cls in (Recipe, RunSettings) for k, v in typing.get_type_hints(cls).items() if k not in TABLES},
@@ -75,7 +77,7 @@ JobConfig = dataclasses.make_dataclass("JobConfig", [("zephon", Zephon, dataclas
 class ZephonDataLoader(StreamLoader):
     """Global batch t is the same bytes in the same order, whatever ``dp_world_size`` is."""
 
-    columns = ("input",)  # 0.2.2's own loader gives no positions: its models find borders by the EOS token
+    columns = RELEASE.columns
 
 
 class ZephonValidator(Validator):
@@ -94,11 +96,11 @@ class ZephonValidator(Validator):
         self.pp_schedule, self.pp_has_first_stage, self.pp_has_last_stage = (
             pp_schedule, pp_has_first_stage, pp_has_last_stage,
         )  # fmt: skip
-        reading = validation_of(job_of(job_config), job_config)
-        assert reading is not None
+        own = validation_of(job_of(job_config), job_config)
+        assert own is not None
         self._loader = functools.partial(
-            ZephonDataLoader, reading.feed, dp_world_size=dp_world_size, dp_rank=dp_rank, tokenizer=tokenizer,
-            seq_len=reading.seq_len, local_batch_size=reading.local_batch_size,
+            ZephonDataLoader, own.feed, dp_world_size=dp_world_size, dp_rank=dp_rank, tokenizer=tokenizer,
+            seq_len=own.seq_len, local_batch_size=own.local_batch_sizes[-1],
         )  # fmt: skip
 
     def validate(self, model_parts: Any, step: int) -> None:
@@ -121,8 +123,8 @@ def with_our_data(spec: TrainSpec) -> TrainSpec:
             start = start_of(job, job_config, spec, dp_world_size, lambda: tokenizer)
             first_step = agreed(lambda: preflight(start))
         built = ZephonDataLoader(
-            dataclasses.replace(feed_of(job), first_step=first_step), dp_world_size=dp_world_size, dp_rank=dp_rank,
-            tokenizer=tokenizer, seq_len=job_config.training.seq_len,
+            dataclasses.replace(training_feed(job), first_step=first_step), dp_world_size=dp_world_size,
+            dp_rank=dp_rank, tokenizer=tokenizer, seq_len=job_config.training.seq_len,
             local_batch_size=job_config.training.local_batch_size,
         )  # fmt: skip
         loader[:] = [built]
@@ -181,31 +183,22 @@ def job_of(config: Any) -> Job:
     stated = {k: v for k, v in vars(table).items() if v not in (None, {})}
     file = Path(config.job.config_file or "job.toml")
     sections = {k: v for k, v in dataclasses.asdict(config).items() if k != "zephon"}
-    config.zephon_job = build_job(file, sections, anchored(stated, Origin.file(file)), STOCK["0.2.2"])
+    config.zephon_job = build_job(file, sections, anchor_paths(stated, file), RELEASE.stock_recipe)
     found: Job = config.zephon_job
     return found
 
 
-def feed_of(job: Job) -> Feed:
-    """What the training loader of ``job`` reads."""
-    return Feed(recipe=job.recipe, settings=job.settings, global_batch_size=job.global_batch_size)
-
-
-def validation_of(job: Job, config: Any) -> Reading | None:
-    """What the validator of ``job`` reads, if it is enabled. It writes no batch ledger."""
-    if not config.validation.enable or job.validation is None:
+def validation_of(job: Job, config: Any) -> Loader | None:
+    """What the validator of ``job`` reads, if it is enabled."""
+    own = config.validation
+    if not own.enable or job.validation is None:
         return None
-    feed = dataclasses.replace(
-        feed_of(job),
-        recipe=job.validation,
-        settings=dataclasses.replace(job.settings, ledger=None),
-        infinite=config.validation.steps != -1,
-    )
-    return Reading(feed=feed, seq_len=config.validation.seq_len, local_batch_size=config.validation.local_batch_size)
+    feed = validation_feed(job, steps=own.steps)
+    return Loader(feed=feed, seq_len=own.seq_len, local_batch_sizes=(own.local_batch_size,))
 
 
-def start_of(job: Job, config: Any, spec: TrainSpec, dp_degree: int, tokenizer: typing.Callable[[], Any]) -> Start:
-    """What the start-up check needs to know; ``ConfigError`` for a model that cannot see borders."""
+def model_of(job: Job, config: Any, spec: TrainSpec) -> Any:
+    """The arguments of the job's model; ``ConfigError`` for a flavor that is not there or cannot see borders."""
     args: Any = spec.model_args.get(config.model.flavor)
     if args is None:
         raise ConfigError(
@@ -218,26 +211,29 @@ def start_of(job: Job, config: Any, spec: TrainSpec, dp_degree: int, tokenizer: 
             f"{config.model.flavor} of TorchTitan 0.2.2 finds the borders between documents, so its attention would "
             "cross them. Use label_shift = 'sequence', or a flavor with plain causal attention."
         )
-    checkpoint = config.checkpoint
+    return args
+
+
+def model_vocab_size(job: Job) -> int | None:
+    """Entries of the vocabulary of the job's model, if it says how many. Raises ``ConfigError``."""
+    config = build_config(job)
+    return getattr(model_of(job, config, spec_of(config)), "vocab_size", None)
+
+
+def start_of(job: Job, config: Any, spec: TrainSpec, dp_degree: int, tokenizer: Callable[[], Any]) -> Start:
+    """What the start-up check needs to know. Raises ``ConfigError`` as ``model_of`` does."""
     return Start(
-        train=Reading(
-            feed=feed_of(job), seq_len=config.training.seq_len, local_batch_size=config.training.local_batch_size
+        train=Loader(
+            feed=training_feed(job),
+            seq_len=config.training.seq_len,
+            local_batch_sizes=(config.training.local_batch_size,),
         ),
         validation=validation_of(job, config),
-        local_batch_size=config.training.local_batch_size,
         dp_degree=dp_degree,
         hf_assets_path=config.model.hf_assets_path,
         tokenizer=tokenizer,
-        vocab_size=getattr(args, "vocab_size", None),
-        restart=Restart(
-            enable=checkpoint.enable,
-            folder=Path(config.job.dump_folder) / checkpoint.folder,
-            load_step=checkpoint.load_step,
-            initial_load_path=checkpoint.initial_load_path,
-            initial_load_model_only=checkpoint.initial_load_model_only,
-            initial_load_if_no_folder=True,
-            exclude_from_loading=checkpoint.exclude_from_loading,
-        ),
+        vocab_size=getattr(model_of(job, config, spec), "vocab_size", None),
+        restart=Restart.of(config.checkpoint, config.job.dump_folder, RELEASE),
     )
 
 

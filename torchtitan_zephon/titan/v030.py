@@ -8,9 +8,7 @@ job's ``--override.imports torchtitan_zephon.titan.v030.data={...}``.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -28,12 +26,17 @@ from ..run.agree import attempt
 from . import cpu
 from .checkpoint import Restart
 from .feed import Feed
+from .generations import GENERATIONS
 from .loader import DataMetrics, StreamLoader
-from .preflight import Reading, Start, agreed, preflight
+from .preflight import Loader, Start, agreed, preflight
+
+RELEASE = GENERATIONS["0.3.0"]
 
 
 class ZephonDataLoader(StreamLoader):
     """Global batch t is the same bytes in the same order, whatever ``dp_world_size`` is."""
+
+    columns = RELEASE.columns
 
     @dataclasses.dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
@@ -146,29 +149,22 @@ def start_of(config: Trainer.Config, world_size: int) -> Start:
         )
     assert config.model_spec is not None
     dims = ParallelDims.from_config(config.parallelism, world_size)
-    local = config.parallelism.pipeline_parallel_microbatch_size if dims.pp > 1 else config.training.local_batch_size
-    reading = functools.partial(Reading, seq_len=config.training.seq_len, local_batch_size=local)
+    seq_len = config.training.seq_len
+    sizes: tuple[int, ...] = (config.training.local_batch_size,)
+    if dims.pp > 1:
+        sizes += (config.parallelism.pipeline_parallel_microbatch_size,)
     validation = None
     if validator.enable and isinstance(validator.dataloader, ZephonDataLoader.Config):
-        validation = reading(feed=feed_of(dataclasses.replace(validator.dataloader, infinite=validator.steps != -1)))
-    checkpoint = config.checkpoint
+        feed = feed_of(dataclasses.replace(validator.dataloader, infinite=validator.steps != -1))
+        validation = Loader(feed=feed, seq_len=seq_len, local_batch_sizes=sizes[-1:])
     return Start(
-        train=reading(feed=feed_of(loader)),
+        train=Loader(feed=feed_of(loader), seq_len=seq_len, local_batch_sizes=sizes),
         validation=validation,
-        local_batch_size=config.training.local_batch_size,
         dp_degree=dims.dp_replicate * dims.dp_shard,
         hf_assets_path=config.hf_assets_path,
         tokenizer=lambda: config.tokenizer.build(tokenizer_path=config.hf_assets_path),
         vocab_size=getattr(config.model_spec.model, "vocab_size", None),
-        restart=Restart(
-            enable=checkpoint.enable,
-            folder=Path(config.dump_folder) / checkpoint.folder,
-            load_step=checkpoint.load_step,
-            initial_load_path=checkpoint.initial_load_path,
-            initial_load_model_only=checkpoint.initial_load_model_only,
-            initial_load_if_no_folder=False,
-            exclude_from_loading=checkpoint.exclude_from_loading,
-        ),
+        restart=Restart.of(config.checkpoint, config.dump_folder, RELEASE),
     )
 
 

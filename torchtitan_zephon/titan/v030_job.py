@@ -38,9 +38,10 @@ from torchtitan.tools.logging import init_logger, logger
 from torchtitan.tools.profiler import Profiler
 from torchtitan.trainer import Trainer
 
-from ..config import Recipe, coerce, read_table
 from ..errors import ConfigError, Problems, nearest
+from ..settings import coerce, read_table
 from . import cpu
+from .feed import Feed, training_feed, validation_feed
 from .job import Job
 from .tables import check_keys, checked, filled
 from .v030 import ZephonDataLoader, ZephonTrainer
@@ -129,9 +130,16 @@ def build_config(job: Job) -> ZephonTrainer.Config:
     tables = translated(job.sections, problems)
     parts: dict[str, Any] = {}
     with problems:
-        parts["dataloader"] = loader(job, job.recipe)
+        parts["dataloader"] = loader(training_feed(job))
         parts["validator"] = validator(job, tables.pop("validation", {}))
     return assembled(tables, problems, **parts)
+
+
+def model_vocab_size(job: Job) -> int | None:
+    """Entries of the vocabulary of the job's model, if it says how many. Raises ``ConfigError``."""
+    spec = build_config(job).model_spec
+    assert spec is not None
+    return getattr(spec.model, "vocab_size", None)
 
 
 def assembled(tables: dict[str, dict[str, Any]], problems: Problems, **parts: Any) -> ZephonTrainer.Config:
@@ -217,15 +225,14 @@ def check_translatable(sections: Mapping[str, Mapping[str, Any]], section: str, 
         raise ConfigError(f"{section}.{key} is {to_section}.{to_key} in TorchTitan 0.3.0, and both are set; keep one.")
 
 
-def loader(job: Job, recipe: Recipe, **settings: Any) -> ZephonDataLoader.Config:
-    """The configuration of a loader of ``recipe``, with the job's run settings except ``settings``."""
-    run_settings = dataclasses.replace(job.settings, **settings)
-    return ZephonDataLoader.Config(recipe=recipe, settings=run_settings, global_batch_size=job.global_batch_size)
+def loader(feed: Feed) -> ZephonDataLoader.Config:
+    """The configuration of the loader of ``feed``; whether it repeats for ever is set by who builds it."""
+    return ZephonDataLoader.Config(recipe=feed.recipe, settings=feed.settings, global_batch_size=feed.global_batch_size)
 
 
 def validator(job: Job, table: Mapping[str, Any]) -> Validator.Config:
-    """The stock validator, reading the job's validation recipe. It writes no batch ledger."""
-    data = {} if job.validation is None else {"dataloader": loader(job, job.validation, ledger=None)}
+    """The stock validator, reading the job's validation recipe."""
+    data = {} if job.validation is None else {"dataloader": loader(validation_feed(job))}
     return filled(Validator.Config(**data), table, "validation")
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config import coerce
-from ..titan.job import Job
+from ...settings import coerce
+from ..job import Job
 
 DEFAULTS: dict[tuple[str, str], Any] = {
     ("job", "dump_folder"): "./outputs",

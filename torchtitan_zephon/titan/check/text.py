@@ -8,15 +8,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from .. import __version__
-from ..ops.tokenize import Tokenize
-from ..program import STREAM_FORMAT, unended
-from ..read.files import shared_files
-from ..state import FORMAT
-from . import Report
+from ... import __version__
+from ...ops.tokenize import Tokenize
+from ...program import STREAM_FORMAT, unended
+from ...read.files import shared_files
+from ...state import FORMAT
+from . import Part, Report
 from .degrees import Degree, Mesh
-from .resume import Resume
-from .sources import Reading, assets_of
+from .resume import ResumeReport
+from .sources import assets_of
 
 WIDTH = 100
 LONGEST_NAME = 22
@@ -26,15 +26,15 @@ def check_text(report: Report) -> str:
     """The whole report: what is known, all problems, numbered, and the answer as its last line."""
     train, validation, mesh = report.train, report.validation, report.mesh
     parts = [_head(report)]
-    if train.sources:
+    if train.reading.sources:
         notes = "share: of tokens; a lane: chunks a lane and epoch; tokens: of one epoch, estimated from a sample"
-        if any(s.manifest.format == "parquet" for s in train.sources):
+        if any(s.manifest.format == "parquet" for s in train.reading.sources):
             notes += "; bytes: of Parquet, the text column's, unpacked"
         parts.append(f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}{_warnings(train)}")
     if mesh is not None and train.degrees:
         parts.append(_degrees(train, mesh, "accumulation", "data-parallel ranks (dp)"))
     if validation is not None:
-        if validation.sources:
+        if validation.reading.sources:
             parts.append(f"{_sources('validation sources', validation)}{_warnings(validation)}")
         if mesh is not None and validation.degrees:
             title = "validation on data-parallel ranks (dp)"
@@ -51,13 +51,14 @@ def check_text(report: Report) -> str:
 
 
 def _head(report: Report) -> str:
-    job, recipe, release, tokenize = report.job, report.job.recipe, report.release, report.train.tokenize
+    job, recipe, release, tokenize = report.job, report.job.recipe, report.release, report.train.reading.tokenize
+    version = release.generation.version
     if release.unchecked is not None:
-        against = f"{release.version} assumed ({release.unchecked}): its label_shift; other sections are not checked"
+        against = f"{version} assumed ({release.unchecked}): its label_shift; other sections are not checked"
     elif release.fits:
-        against = f"{release.version}, installed; the job's other sections fit it"
+        against = f"{version}, installed; the job's other sections fit it"
     else:
-        against = f"{release.version}, installed; the job's other sections do not fit it, see below"
+        against = f"{version}, installed; the job's other sections do not fit it, see below"
     shared = ", which ranks may share" if job.settings.shared_lanes else ""
     rows = {
         "job": str(job.config_file),
@@ -77,7 +78,7 @@ def _document(tokenize: Tokenize) -> str:
 
 
 def _global_batch(report: Report) -> str:
-    size, seq_len = report.job.sections.get("training", {}).get("global_batch_size"), report.train.seq_len
+    size, seq_len = report.job.sections.get("training", {}).get("global_batch_size"), report.train.reading.seq_len
     if not isinstance(size, int) or seq_len is None:
         return "not known, see below"
     return f"{size:,} sequences of {seq_len:,} tokens, {size * seq_len:,} tokens a step"
@@ -88,7 +89,7 @@ def _tokenizer(report: Report, tokenize: Tokenize) -> str:
     return f"{assets_of(report.job)}: ids up to {tokenize.largest_id():,}{vocabulary}; by {tokenize.backend_text}"
 
 
-def _sources(title: str, reading: Reading) -> str:
+def _sources(title: str, part: Part) -> str:
     header = ("source", "share", "format", "shards", "bytes", "chunks", "a lane", "tokens/byte", "+-", "tokens")
     rows = [
         (
@@ -103,22 +104,22 @@ def _sources(title: str, reading: Reading) -> str:
             f"{s.estimate.error:.1%}",
             _short(s.tokens),
         )
-        for s in reading.sources
+        for s in part.reading.sources
     ]
     return f"{title}\n{_table(header, rows, left=(0, 2))}"
 
 
-def _warnings(reading: Reading) -> str:
+def _warnings(part: Part) -> str:
     """What is likely not meant, a paragraph each."""
-    texts = [] if reading.tokenize is None else unended(reading.recipe, reading.tokenize)
-    texts += [text for s in reading.sources for text in s.estimate.warnings(s.name)]
+    texts = [] if part.reading.tokenize is None else unended(part.reading.recipe, part.reading.tokenize)
+    texts += [text for s in part.reading.sources for text in s.estimate.warnings(s.name)]
     return "".join(f"\n{_wrapped(f'Warning: {text}', '  ')}" for text in texts)
 
 
 def _files(report: Report) -> str:
     """Which files are read of each source, and which names were left out and why."""
-    validation = report.validation.sources if report.validation else ()
-    manifests = [(repr(source.name), source.manifest) for source in report.train.sources]
+    validation = report.validation.reading.sources if report.validation else ()
+    manifests = [(repr(source.name), source.manifest) for source in report.train.reading.sources]
     manifests += [(f"{source.name!r} of the validation", source.manifest) for source in validation]
     if not manifests:
         return ""
@@ -131,12 +132,12 @@ def _files(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _degrees(reading: Reading, mesh: Mesh, batches: str, title: str) -> str:
+def _degrees(part: Part, mesh: Mesh, batches: str, title: str) -> str:
     """A row a degree; where it does not fit, with the number of the problem."""
     if mesh.gpus > 1:
         title += f"; GPUs = dp x {mesh.tensor} (tensor) x {mesh.pipeline} (pipeline) x {mesh.context} (context)"
     header = ("dp", "GPUs", "global batch", "sequences/rank", "lanes/rank", "local batch", batches, "")
-    return f"{title}\n{_table(header, [_row(d, reading.misfits) for d in reading.degrees], left=(7,))}"
+    return f"{title}\n{_table(header, [_row(d, part.misfits) for d in part.degrees], left=(7,))}"
 
 
 def _row(d: Degree, misfits: Mapping[int, int]) -> tuple[str, ...]:
@@ -173,7 +174,7 @@ def _checkpoint(report: Report) -> str:
     return "\n".join([f"checkpoint {checkpoint.asked or ''}".rstrip(), *lines]) if lines else ""
 
 
-def _resume(resume: Resume) -> str:
+def _resume(resume: ResumeReport) -> str:
     lines = [f"checkpoint {resume.path}"]
     if resume.step is not None and not resume.new_stream:
         lines.append(

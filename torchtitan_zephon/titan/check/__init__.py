@@ -14,17 +14,17 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from ..config import Recipe
-from ..errors import Problems
-from ..titan import GENERATIONS, installed_version
-from ..titan.job import Job
+from ...config import Recipe
+from ...errors import Problems
+from ...program import Program
+from ..generations import NEWEST, SUPPORTED, Generation, installed, version_here
+from ..job import Job
+from ..reading import Reading
 from .degrees import Degree, Mesh, default_degrees, mesh_of, training_degree, validation_degree
-from .resume import Resume, check_resume, checkpoint_of, find_checkpoint
-from .sources import Reading, reading
+from .resume import ResumeReport, check_resume, checkpoint_of, find_checkpoint
+from .sources import read
 from .stated import stated
 
 
@@ -35,7 +35,7 @@ class Release:
     ``fits``: whether it takes all of them.
     """
 
-    version: str
+    generation: Generation
     unchecked: str | None
     fits: bool = True
 
@@ -50,7 +50,7 @@ class Checkpoint:
     asked: Path | None
     empty: bool = False
     found: Path | None = None
-    resume: Resume | None = None
+    resume: ResumeReport | None = None
     would_load: Path | None = None
 
     @property
@@ -62,14 +62,23 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Training or validation: what is read, and what it gives on every degree; degree to the number of its problem."""
+
+    reading: Reading
+    degrees: tuple[Degree, ...]
+    misfits: dict[int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     """Everything found. ``problems``: all that keeps the job from running as asked, each with its way out."""
 
     job: Job
     release: Release
     mesh: Mesh | None
-    train: Reading
-    validation: Reading | None
+    train: Part
+    validation: Part | None
     checkpoint: Checkpoint
     vocab_size: int | None
     problems: tuple[str, ...]
@@ -80,7 +89,7 @@ class Report:
         return not self.problems
 
     @property
-    def resume(self) -> Resume | None:
+    def resume(self) -> ResumeReport | None:
         """Whether the job can go on from the checkpoint in question, if there is one."""
         return self.checkpoint.resume
 
@@ -92,14 +101,11 @@ class Report:
 
 def find_release(asked: str | None) -> Release:
     """The release ``asked`` for, else the installed one, else the newest. ``ConfigError`` for an unsupported one."""
-    try:
-        present: str | None = metadata.version("torchtitan").partition("+")[0]
-    except metadata.PackageNotFoundError:
-        present = None
+    present = version_here()
     if asked is None and present is not None:
-        return Release(version=installed_version(), unchecked=None)
-    version = asked or list(GENERATIONS)[-1]
-    return Release(version=version, unchecked=None if version == present else "it is not installed")
+        return Release(generation=installed(), unchecked=None)
+    generation = NEWEST if asked is None else SUPPORTED[asked]
+    return Release(generation=generation, unchecked=None if generation.version == present else "it is not installed")
 
 
 def check(
@@ -110,32 +116,35 @@ def check(
     ``problems``: those found when the job was parsed; what is found here is added.
     """
     release, vocab_size = titan_check(job, release, problems)
-    version = release.version
-    mesh, asked, rows = None, tuple(degrees or ()), []
+    generation = release.generation
+    mesh, asked = None, tuple(degrees or ())
+    rows: list[Degree] = []
+    valid: list[Degree] = []
+    validated = False
     with problems:
         mesh = mesh_of(job)
-        asked = asked or default_degrees(job, version, mesh)
-        rows = [training_degree(job, version, mesh, dp) for dp in asked]
-    misfits = told("does not fit", rows, {}, problems)
-    train = reading(job, version, job.recipe, vocab_size, problems)
-    train = dataclasses.replace(train, degrees=tuple(rows), misfits=misfits)
-    validation, enabled, valid = None, False, []
+        asked = asked or default_degrees(job, generation, mesh)
+        rows = [training_degree(job, generation, mesh, dp) for dp in asked]
     with problems:
-        enabled = stated(job, "validation", "enable")
-    if job.validation is not None and enabled:
-        with problems:
-            valid = [validation_degree(job, version, mesh, dp) for dp in asked] if mesh is not None else []
-        known = {row.problem: misfits[row.dp] for row in rows if row.dp in misfits}
-        misfits = told("validation does not fit", valid, known, problems)
-        validation = reading(job, version, validation_recipe(job, job.validation), vocab_size, problems)
-        validation = dataclasses.replace(validation, degrees=tuple(valid), misfits=misfits)
+        validated = stated(job, "validation", "enable") and job.validation is not None
+    with problems:
+        valid = [validation_degree(job, generation, mesh, dp) for dp in asked] if validated and mesh else []
+    misfits = told("does not fit", rows, {}, problems)
+    known = {row.problem: misfits[row.dp] for row in rows if row.dp in misfits}
+    valid_misfits = told("validation does not fit", valid, known, problems)
+    saved = chosen(job, generation, checkpoint, problems)
+    reading = read(job, generation, job.recipe, vocab_size, problems)
+    validation = None
+    if validated and job.validation is not None:
+        valid_reading = read(job, generation, validation_recipe(job, job.validation), vocab_size, problems)
+        validation = Part(reading=valid_reading, degrees=tuple(valid), misfits=valid_misfits)
     return Report(
         job=job,
         release=release,
         mesh=mesh,
-        train=train,
+        train=Part(reading=reading, degrees=tuple(rows), misfits=misfits),
         validation=validation,
-        checkpoint=checked_checkpoint(job, version, train, checkpoint, problems),
+        checkpoint=compared(job, reading.program, saved, problems),
         vocab_size=vocab_size,
         problems=tuple(problems.texts),
     )
@@ -156,19 +165,25 @@ def validation_recipe(job: Job, recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, repeat=recipe.repeat and not whole)
 
 
-def checked_checkpoint(job: Job, version: str, train: Reading, asked: Path | None, problems: Problems) -> Checkpoint:
-    """Whether ``job`` can go on from the checkpoint that ``asked`` means; without one, what it would load itself."""
+def chosen(job: Job, generation: Generation, asked: Path | None, problems: Problems) -> Checkpoint:
+    """The checkpoint that ``asked`` means; without one, what ``job`` would load itself."""
     checkpoint = Checkpoint(asked=asked)
     with problems:
         found = None if asked is None else find_checkpoint(asked, job)
+        checkpoint = dataclasses.replace(checkpoint, empty=asked is not None and found is None, found=found)
         if found is None:
-            checkpoint = dataclasses.replace(checkpoint, empty=asked is not None)
-            return dataclasses.replace(checkpoint, would_load=checkpoint_of(job, version))
-        checkpoint = dataclasses.replace(checkpoint, found=found)
-        resume = check_resume(job, train.program, found)
-        for text in resume.told:
-            problems.note(text)
-        return dataclasses.replace(checkpoint, resume=resume)
+            checkpoint = dataclasses.replace(checkpoint, would_load=checkpoint_of(job, generation))
+    return checkpoint
+
+
+def compared(job: Job, program: Program | None, checkpoint: Checkpoint, problems: Problems) -> Checkpoint:
+    """``checkpoint``, and whether ``job`` can go on from it."""
+    if checkpoint.found is not None:
+        with problems:
+            resume = check_resume(job, program, checkpoint.found)
+            checkpoint = dataclasses.replace(checkpoint, resume=resume)
+            for text in resume.problems:
+                problems.note(text)
     return checkpoint
 
 
@@ -188,30 +203,11 @@ def titan_check(job: Job, release: Release, problems: Problems) -> tuple[Release
     logging.disable(logging.WARNING)  # TorchTitan warns of its own defaults
     try:
         with problems:
-            _build_config(job, release.version)
+            release.generation.load().build_config(job)
         with problems:
-            size = _vocab_size(alone, release.version)
+            size = release.generation.load().model_vocab_size(alone)
     except ImportError as error:
         return dataclasses.replace(release, unchecked=f"it cannot be imported here: {error}"), None
     finally:
         logging.disable(logging.NOTSET)
     return dataclasses.replace(release, fits=len(problems.texts) == before), size
-
-
-def _build_config(job: Job, version: str) -> Any:
-    if version == "0.2.2":
-        from ..titan import v022
-
-        return v022.build_config(job)
-    from ..titan import v030_job
-
-    return v030_job.build_config(job)
-
-
-def _vocab_size(job: Job, version: str) -> int | None:
-    config = _build_config(job, version)
-    if version != "0.2.2":
-        return getattr(config.model_spec.model, "vocab_size", None)
-    from ..titan import v022
-
-    return v022.start_of(job, config, v022.spec_of(config), 1, lambda: None).vocab_size

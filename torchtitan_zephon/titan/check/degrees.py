@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..config import Recipe
-from ..errors import ConfigError, Problems
-from ..titan.feed import Feed
-from ..titan.job import Job
+from ...errors import ConfigError, Problems
+from ..feed import Feed, training_feed, validation_feed
+from ..generations import Generation
+from ..job import Job
 from .stated import stated
 
 
@@ -81,37 +81,32 @@ def mesh_of(job: Job) -> Mesh:
     return Mesh(**degrees)
 
 
-def default_degrees(job: Job, version: str, mesh: Mesh) -> tuple[int, ...]:
+def default_degrees(job: Job, generation: Generation, mesh: Mesh) -> tuple[int, ...]:
     """Every degree on which the job can train, or one that says why there is none."""
     most = job.global_batch_size if job.settings.shared_lanes else job.recipe.lanes
     tried = range(1, most + 1) if mesh.shard == -1 else [mesh.replicate * mesh.shard]
-    fitting = [dp for dp in tried if most % dp == 0 and training_degree(job, version, mesh, dp).problem is None]
+    fitting = [dp for dp in tried if most % dp == 0 and training_degree(job, generation, mesh, dp).problem is None]
     return tuple(fitting or [mesh.replicate * max(1, mesh.shard)])
 
 
-def training_degree(job: Job, version: str, mesh: Mesh, dp: int) -> Degree:
+def training_degree(job: Job, generation: Generation, mesh: Mesh, dp: int) -> Degree:
     """What each of ``dp`` ranks gets of a training step."""
     local = stated(job, "training", "local_batch_size")
     batches = [local]
-    if version != "0.2.2" and mesh.pipeline > 1:  # 0.3.0 then draws a pipeline's micro-batches
-        batches.append(stated(job, "parallelism", "pipeline_parallel_microbatch_size"))
-    return degree_of(_feed(job, job.recipe, infinite=True), mesh, dp, batches)
+    if generation.pipeline_batch is not None and mesh.pipeline > 1:
+        batches.append(stated(job, "parallelism", generation.pipeline_batch))
+    return degree_of(training_feed(job), mesh, dp, batches)
 
 
-def validation_degree(job: Job, version: str, mesh: Mesh, dp: int) -> Degree:
+def validation_degree(job: Job, generation: Generation, mesh: Mesh, dp: int) -> Degree:
     """What each of ``dp`` ranks gets of a validation step."""
-    assert job.validation is not None
     local = stated(job, "training", "local_batch_size")
-    if version == "0.2.2":
+    if generation.validation_sizes:
         local = stated(job, "validation", "local_batch_size", local)
-    elif mesh.pipeline > 1:
-        local = stated(job, "parallelism", "pipeline_parallel_microbatch_size")
-    feed = _feed(job, job.validation, infinite=stated(job, "validation", "steps") != -1)
+    if generation.pipeline_batch is not None and mesh.pipeline > 1:
+        local = stated(job, "parallelism", generation.pipeline_batch)
+    feed = validation_feed(job, steps=stated(job, "validation", "steps"))
     return degree_of(feed, mesh, dp, [local])
-
-
-def _feed(job: Job, recipe: Recipe, *, infinite: bool) -> Feed:
-    return Feed(recipe=recipe, settings=job.settings, global_batch_size=job.global_batch_size, infinite=infinite)
 
 
 def degree_of(feed: Feed, mesh: Mesh, dp: int, local_batches: Sequence[int]) -> Degree:
@@ -120,7 +115,7 @@ def degree_of(feed: Feed, mesh: Mesh, dp: int, local_batches: Sequence[int]) -> 
     if (problem := mesh.refuses(dp)) is not None:
         return dataclasses.replace(row, problem=problem)
     try:
-        layout, *_ = (feed.layout(dp, 0, local) for local in local_batches)
+        layout = feed.layouts(dp, local_batches)[0]
     except ConfigError as error:
         return dataclasses.replace(row, problem=str(error))
     counts = {len(dataclasses.replace(layout, dp_rank=rank).own_lanes) for rank in range(dp)}

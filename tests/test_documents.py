@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.scenarios import write_jsonl, write_parquet
 from torchtitan_zephon import ConfigError, FunctionError, RecordError, SourceError
+from torchtitan_zephon.documents import read_documents
+from torchtitan_zephon.ops.functions import Function
 from torchtitan_zephon.plan.chunking import Chunk
-from torchtitan_zephon.read.records import Function, Source
-from torchtitan_zephon.read.sources import open_source
+from torchtitan_zephon.read.source import Source, open_source
 from torchtitan_zephon.records import Documents
 
 TEXTS = ["one", "", "two", "three", ""]
@@ -25,7 +28,7 @@ def source_of(path: Path, field: str = "text") -> Source:
 def all_texts(source: Source, *functions: Function) -> Documents:
     """The texts of the source's only piece."""
     units = int(source.reader.pieces().units[0])
-    return source.documents(Chunk(0, 0, 0, 0, 0, units, units), functions)
+    return read_documents(source, Chunk(0, 0, 0, 0, 0, units, units), functions)
 
 
 def mapping(call: Any) -> Function:
@@ -113,4 +116,28 @@ def test_a_file_that_is_gone_while_the_job_runs_is_an_error_with_source_and_shar
     source = source_of(write_jsonl(tmp_path / "a.jsonl", TEXTS))
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(SourceError, match=r"source 'wiki', shard 'a\.jsonl': cannot be read"):
-        source.documents(Chunk(0, 0, 0, 0, 0, 10, 10), ())
+        read_documents(source, Chunk(0, 0, 0, 0, 0, 10, 10), ())
+
+
+def test_the_first_bad_record_in_the_file_is_raised_whoever_finds_it(tmp_path: Path) -> None:
+    lines = ['{"n": 0, "text": "fine"}', '{"n": 1, "text": 5}', "no JSON", '{"n": 3}', '{"n": 4, "text": "x"}']
+
+    def fail(record: dict[str, Any]) -> bool:
+        return 1 // (4 - record["n"]) >= 0
+
+    for first, problem in ((1, "must be a string"), (2, "not valid JSON"), (3, "no field"), (4, "ZeroDivisionError")):
+        (tmp_path / "a.jsonl").write_text("\n".join([*lines[:1], *lines[first:]]), "utf-8")
+        with pytest.raises((RecordError, FunctionError), match=problem):
+            all_texts(source_of(tmp_path), keeping(fail))
+
+
+def test_readers_give_the_good_records_beside_the_bad_ones(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n[]\n{"text": "two"}\n{}\n{"text', "utf-8")
+    column = pa.array([b"one", b"\xff", b"two"]).view(pa.string())
+    pq.write_table(pa.table({"text": column}), tmp_path / "b.parquet")
+    for name, places in (("a.jsonl", [16, 35, 38]), ("b.parquet", [1])):
+        source = source_of(tmp_path / name)
+        units = int(source.reader.pieces().units[0])
+        documents, bad = source.read(Chunk(0, 0, 0, 0, 0, units, units), frozenset({"text"}))
+        assert documents.values == {"text": ["one", "two"]}
+        assert [record.place for record in bad] == places

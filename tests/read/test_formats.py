@@ -9,7 +9,7 @@ import pytest
 
 from tests.scenarios import says, write_jsonl, write_parquet
 from torchtitan_zephon import SourceError
-from torchtitan_zephon.read.sources import open_source
+from torchtitan_zephon.read.source import open_source
 
 
 @pytest.fixture

@@ -1,0 +1,60 @@
+"""Records that cannot become documents, as values: found where they are read or changed, judged in one place.
+
+A reader or a stage raises nothing for a bad record. It gives the good documents and, beside them, what is wrong with
+the others; ``documents.py`` decides what follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .records import Documents, Record
+
+Kind = Literal["line", "column", "field", "ids", "result", "function"]
+"""No JSON object; a column that cannot be read; a field that is missing or of the wrong type; numbers that are no token
+ids; what a map function returned is no record; a user's function failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """What is wrong with the record at ``place`` of its shard (as in ``origin``), in words without a full stop.
+
+    ``cause``: the exception of a user's function that failed.
+    """
+
+    kind: Kind
+    place: int
+    problem: str
+    cause: Exception | None = None
+
+
+Sifted = tuple[Documents, list[BadRecord]]
+"""The good documents, and the records that are none."""
+
+
+class Unreadable(Exception):
+    """Raised through a user's function that asks for a value of its record which cannot be read."""
+
+    def __init__(self, bad: BadRecord) -> None:
+        super().__init__(bad.problem)
+        self.bad = bad
+
+
+def without(documents: Documents, bad: list[BadRecord]) -> Documents:
+    """``documents`` but those at the places of ``bad``."""
+    if not bad:
+        return documents
+    places = {record.place for record in bad}
+    return documents.take([n for n, place in enumerate(documents.origin[:, 2].tolist()) if place not in places])
+
+
+def no_field(field: str, record: Record, place: int) -> BadRecord:
+    """The bad record that has no ``field``."""
+    found = ", ".join(map(repr, sorted(record))) or "none"
+    return BadRecord(
+        "field",
+        place,
+        f"there is no field {field!r}; the record's fields: {found}. Name the text field with "
+        '`field = "..."` in the source\'s table',
+    )

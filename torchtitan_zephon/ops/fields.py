@@ -1,0 +1,118 @@
+"""The field that is trained on: text, or token ids. Checked, and without the empty documents.
+
+What flows in: documents as a reader gives them, with the field's values or token ids as they stand in the file; or
+whole records, as a user's functions give them. What flows out: documents of non-empty texts (values "text") or of ids
+(tokens "ids", int32), and the bad ones. No Python object per token on the way from a column of ids.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..bad_records import BadRecord, Sifted, Unreadable, no_field, without
+from ..records import RECORD, Contents, Documents
+
+MOST_IDS = 1 << 31
+
+
+def check(documents: Documents, field: str, contents: Contents) -> Sifted:
+    """``documents`` with their ``field`` alone, which holds ``contents``; empty ones are counted and left out."""
+    bad: list[BadRecord] = []
+    if RECORD in documents.values:
+        documents, bad = _field_of(documents, field)
+    if contents == "text":
+        documents, more = _texts(documents, field)
+        return documents, bad + more
+    if field in documents.values:
+        documents, more = _flat(documents, field)
+        bad += more
+    documents, more = _ids(documents, field)
+    return documents, bad + more
+
+
+def _field_of(documents: Documents, field: str) -> Sifted:
+    """The values of ``field`` of whole records."""
+    values, kept = [], []
+    bad: list[BadRecord] = []
+    for n, (record, place) in enumerate(zip(documents.values[RECORD], documents.origin[:, 2].tolist(), strict=True)):
+        try:
+            if field in record:
+                values.append(record[field])
+                kept.append(n)
+            else:
+                bad.append(no_field(field, record, place))
+        except Unreadable as error:
+            bad.append(error.bad)
+    return replace(documents.take(kept), values={field: values}), bad
+
+
+def _texts(documents: Documents, field: str) -> Sifted:
+    texts = documents.values[field]
+    bad = [
+        BadRecord("field", place, f"field {field!r} must be a string; it is {_described(text)}")
+        for text, place in zip(texts, documents.origin[:, 2].tolist(), strict=True)
+        if type(text) is not str
+    ]
+    documents = without(documents, bad)
+    documents = _not_empty(documents, [bool(text) for text in documents.values[field]])
+    return replace(documents, values={"text": documents.values[field]}), bad
+
+
+def _described(value: Any) -> str:
+    return "null" if value is None else f"a {type(value).__name__} ({str(value)[:40]!r})"
+
+
+def _flat(documents: Documents, field: str) -> Sifted:
+    """Lists of integers, as a user's function gives them, laid end to end."""
+    flat, kept = [], []
+    bad: list[BadRecord] = []
+    lists = documents.values[field]
+    for n, (value, place) in enumerate(zip(lists, documents.origin[:, 2].tolist(), strict=True)):
+        if (ids := _integers(value)) is None:
+            bad.append(BadRecord("ids", place, f"field {field!r} must be a list of token ids; it is {str(value)[:40]}"))
+        else:
+            flat.append(ids)
+            kept.append(n)
+    offsets = np.cumsum([0, *map(len, flat)], dtype=np.int64)
+    tokens = {"ids": np.concatenate([np.zeros(0, np.int64), *flat])}
+    return Documents({}, tokens, offsets, documents.origin[kept], documents.balance), bad
+
+
+def _integers(value: Any) -> np.ndarray | None:
+    """int64 [tokens]; None for what is no list of integers. ``array`` takes no float and no null, but a bool."""
+    if isinstance(value, np.ndarray):
+        whole = value.ndim == 1 and (value.dtype.kind in "iu" or not len(value))
+        return value.astype(np.int64) if whole else None
+    if not isinstance(value, (list, tuple)) or bool in map(type, value):
+        return None
+    try:
+        return np.frombuffer(array.array("q", value), np.int64)
+    except (TypeError, OverflowError):
+        return None
+
+
+def _ids(documents: Documents, field: str) -> Sifted:
+    ids = documents.ids
+    bad: list[BadRecord] = []
+    if len(ids) and (ids.min() < 0 or ids.max() >= MOST_IDS):
+        at = np.flatnonzero((ids < 0) | (ids >= MOST_IDS))
+        holders, first = np.unique(np.searchsorted(documents.offsets, at, side="right") - 1, return_index=True)
+        bad = [
+            BadRecord("ids", place, f"field {field!r} holds {number}, which is no token id")
+            for place, number in zip(documents.origin[holders, 2].tolist(), ids[at[first]].tolist(), strict=True)
+        ]
+        documents = without(documents, bad)
+    documents = _not_empty(documents, np.diff(documents.offsets) > 0)
+    return replace(documents, values={}, tokens={"ids": documents.ids.astype(np.int32, copy=False)}), bad
+
+
+def _not_empty(documents: Documents, full: Sequence[bool] | np.ndarray) -> Documents:
+    """The documents that are ``full``, and how many are not."""
+    kept = np.flatnonzero(full)
+    balance = replace(documents.balance, empty=len(documents) - len(kept), documents=len(kept))
+    return replace(documents if len(kept) == len(documents) else documents.take(kept), balance=balance)
