@@ -87,11 +87,7 @@ def main() -> None:
     )
     print(f"    of the run's {lasts / 3600:.0f} hours at {GPUS:,} GPUs x {TOKENS_A_SECOND_A_GPU:,} tokens/s: ", end="")
     print(f"{seconds / lasts:.2e} of a core a lane; shares at the end: ", end="")
-    print(
-        ", ".join(
-            f"{n} {t / tokens:.4f}" for n, t in zip(WEIGHTS, (source.all_tokens for source in sources), strict=True)
-        )
-    )
+    print(", ".join(f"{n} {source.all_tokens / tokens:.4f}" for n, source in zip(WEIGHTS, sources, strict=True)))
 
     origin, names = np.array([[1, 999_999, 2**40, 0]]), list(WEIGHTS)
     carry = Documents({}, {"ids": np.arange(SEQ_LEN, dtype=np.int32)}, np.array([0, SEQ_LEN]), origin)

@@ -78,11 +78,9 @@ def test_a_source_that_gives_too_little_to_be_read_fast_enough_is_said(
     stream.load_state_dict(misjudged(stream, "little", times))
     rank_steps(stream, 2050)
     stream.close()
-    assert len(said_of(caplog)) == mentioned
-    assert all(
-        "source 'little'" in said and f"at most {LEAST_PART} times as fast as planned" in said
-        for said in said_of(caplog)
-    )
+    said = said_of(caplog)
+    assert len(said) == mentioned
+    assert all("source 'little'" in text and f"at most {LEAST_PART} times as fast as planned" in text for text in said)
 
 
 def test_what_is_as_estimated_is_not_mentioned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
