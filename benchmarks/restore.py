@@ -55,7 +55,7 @@ def main() -> int:
             state = states[step]
             lanes = [json.loads(v) for v in state["lane"].values()]
             largest = max(state["lane"].values(), key=len)
-            carry = json.loads(largest)["carry"]["ids"]
+            carry = json.loads(largest)["start"]["carries"].get("pack", {"ids": ""})["ids"]
             took = fresh(options, state)
             seconds.append(took)
             replayed.append(sum(lane["delivered"] for lane in lanes))

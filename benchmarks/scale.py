@@ -19,14 +19,17 @@ from pathlib import Path
 
 import numpy as np
 
+from torchtitan_zephon.ops.carried import to_plain
 from torchtitan_zephon.plan.chunking import Pieces, cut
-from torchtitan_zephon.plan.cursor import Cursor, Endless, LanePlan, lane_offsets, order_keys
+from torchtitan_zephon.plan.cursor import Endless, LaneRuns, lane_offsets, order_keys
 from torchtitan_zephon.plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
+from torchtitan_zephon.plan.segments import LanePlan
 from torchtitan_zephon.read.files import list_source
 from torchtitan_zephon.records import Documents
-from torchtitan_zephon.state import NO_DIGEST, LaneState, SegmentStart, decode_lane, encode_lane
+from torchtitan_zephon.state import LaneState, SegmentStart, decode_lane, encode_lane
 
 LANES, SHARDS, TOKENS, BYTES_A_TOKEN, SEQ_LEN = 1024, 1_000_000, 15e12, 4.1, 8192
+FLUSH_EVERY_SEQUENCES = 256
 GPUS, TOKENS_A_SECOND_A_GPU = 4096, 10_000
 WEIGHTS = {"code": 0.3, "web": 0.7}
 
@@ -42,13 +45,13 @@ def plan_of(lane: int) -> LanePlan:
     typical = [t.typical_chunk_bytes * rate >> 20 for t in tables]
     columns = zip(tables, lane_offsets(1, names, LANES), order_keys(1, names), strict=True)
     weights = integer_weights(WEIGHTS)
+    runs = tuple(Endless((lane - offset) % LANES, LANES, t.num_runs, key) for t, offset, key in columns)
     return LanePlan(
-        lane=lane,
-        tables=tuple(tables),
-        runs=tuple(Endless((lane - offset) % LANES, LANES, t.num_runs, key) for t, offset, key in columns),
-        tokens_per_mib=(rate, rate),
+        runs=LaneRuns(lane, tuple(tables), runs, lane_begin(1, weights, lane, LANES)),
         mixture=Mixture(weights, lane_phases(1, names, weights, typical, lane, LANES)),
-        begin=lane_begin(1, weights, lane, LANES),
+        tokens_per_mib=(rate, rate),
+        segment_tokens=FLUSH_EVERY_SEQUENCES * SEQ_LEN,
+        measured=True,
     )
 
 
@@ -61,33 +64,40 @@ def main() -> None:
     plan = plan_of(7)
     held, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    chunks = sum(t.num_chunks for t in plan.tables)
+    chunks = sum(t.num_chunks for t in plan.runs.tables)
     print(f"cut {SHARDS:,} shards into {chunks:,} chunks: {time.perf_counter() - started:.2f} s, ", end="")
     print(f"{held / 1e6:.0f} MB held, {most / 1e6:.0f} MB at the peak")
 
-    cursor, planned, tokens = Cursor.start(2), 0, 0
+    sources, segments, planned, tokens = plan.first(), 0, 0, 0
     started = time.process_time()
     while tokens < TOKENS / LANES:
-        step = plan.next(cursor)
-        assert step is not None
-        cursor, planned = step[1], planned + 1
-        tokens = sum(cursor.scheduled_tokens)
+        place, shares = plan.begin(sources)
+        ends = ""
+        while not ends:
+            step = plan.next(place, shares)
+            assert step is not None
+            place, ends, planned = step.behind, step.ends, planned + 1
+        sources, segments = plan.after(sources, place, place.scheduled), segments + 1
+        tokens = sum(source.all_tokens for source in sources)
     seconds = time.process_time() - started
     lasts = TOKENS / (GPUS * TOKENS_A_SECOND_A_GPU)
     print(
-        f"one lane, first to last token: {planned:,} chunks in {seconds:.1f} s, {seconds / planned * 1e6:.1f} us each; "
+        f"one lane, first to last token: {planned:,} chunks, {segments:,} segments in {seconds:.1f} s, "
+        f"{seconds / planned * 1e6:.1f} us a chunk; "
     )
     print(f"    of the run's {lasts / 3600:.0f} hours at {GPUS:,} GPUs x {TOKENS_A_SECOND_A_GPU:,} tokens/s: ", end="")
     print(f"{seconds / lasts:.2e} of a core a lane; shares at the end: ", end="")
-    print(", ".join(f"{n} {t / tokens:.4f}" for n, t in zip(WEIGHTS, cursor.scheduled_tokens, strict=True)))
+    print(", ".join(f"{n} {source.all_tokens / tokens:.4f}" for n, source in zip(WEIGHTS, sources, strict=True)))
 
-    origin = np.array([[1, 999_999, 2**40, 0]])
+    origin, names = np.array([[1, 999_999, 2**40, 0]]), list(WEIGHTS)
     carry = Documents({}, {"ids": np.arange(SEQ_LEN, dtype=np.int32)}, np.array([0, SEQ_LEN]), origin)
-    start = SegmentStart(9_999, cursor, cursor.scheduled_tokens, carry, NO_DIGEST)
-    states = [encode_lane(LaneState(n, start, 255, 10**7, NO_DIGEST, ("0" * 16,) * 2)) for n in range(LANES)]
+    places = dict(zip(names, sources, strict=True))
+    start = SegmentStart(9_999, places, {"pack": to_plain(carry, names)}, "1" * 64)
+    digests = dict.fromkeys(names, "0" * 16)
+    states = [encode_lane(LaneState(n, start, 255, 10**7, "2" * 64, digests)) for n in range(LANES)]
     started = time.perf_counter()
     for n, state in enumerate(states):
-        decode_lane(state, n, 2)
+        decode_lane(state, n, names)
     print(f"state: {len(states[0]):,} bytes a lane, of which the carry of {SEQ_LEN:,} tokens is most; ", end="")
     print(f"{sum(map(len, states)) / 1e6:.1f} MB for {LANES:,} lanes, decoded in {time.perf_counter() - started:.2f} s")
 

@@ -20,7 +20,7 @@ from corpus import source_of
 
 from torchtitan_zephon import Batch, Pipeline
 from torchtitan_zephon.documents import read_documents
-from torchtitan_zephon.lane import sequence_hash
+from torchtitan_zephon.lane.stages import sequence_hash
 from torchtitan_zephon.ops import fast
 from torchtitan_zephon.ops.pack import Pack
 from torchtitan_zephon.ops.tokenize import _around
@@ -56,7 +56,7 @@ def one_pass(program: Any, most: float) -> tuple[Counter[str], int]:
         spent[stage] += time.process_time() - started
         return value
 
-    packer, tokens, sequences, run = Pack("wrap", "document", 0, SEQ_LEN, Documents.empty()), 0, [], 0
+    packer, tokens, sequences, run = Pack(program.packing, Documents.empty()), 0, [], 0
     tokenize = program.tokenize
     while tokens < most:
         for s, source in enumerate(program.sources):

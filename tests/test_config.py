@@ -30,6 +30,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "shuffle_buffer_sequences": 0,
         "shuffle_seed": 3,
         "flush_every_sequences": 10,
+        "shares": "estimated",
         "chunk_bytes": 4096,
         "estimate_bytes": 1000,
         "repeat": False,

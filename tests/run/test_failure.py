@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -18,7 +20,10 @@ from tests.run.processes import Sources, children, fail_where_told, soon, stall_
 from tests.scenarios import global_batches, rank_steps, row_bytes, small_pipeline
 from torchtitan_zephon import Batch, Pipeline, RankStream, StateError, ZephonError
 from torchtitan_zephon.errors import ReplayError
+from torchtitan_zephon.lane.machine import Lane
+from torchtitan_zephon.records import Sequence
 from torchtitan_zephon.run import pool, waiting
+from torchtitan_zephon.run.engine import LaneEngine
 from torchtitan_zephon.state import decode_lane, decode_stream, encode_lane
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
@@ -111,12 +116,13 @@ def test_a_replay_of_other_data_leaves_the_place_that_was_loaded(sources: Source
     assert stream.state_dict() == state
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_an_error_in_mid_step_cannot_be_saved_and_one_at_its_start_can(
-    sources: Sources, monkeypatch: pytest.MonkeyPatch, batch: int
+    sources: Sources, monkeypatch: pytest.MonkeyPatch, batch: int, runner: str
 ) -> None:
     """Running out of memory cannot be had for real here, so the copy of a batch is made to fail."""
-    stream = small_pipeline(sources).for_rank(0, 1)
+    stream = small_pipeline(sources).options(runner=runner).for_rank(0, 1)
     rank_steps(stream, 2)
     for _ in range(batch - 1):
         next(iter(stream))
@@ -124,7 +130,7 @@ def test_an_error_in_mid_step_cannot_be_saved_and_one_at_its_start_can(
     def no_memory(*_: Any) -> Batch:
         raise MemoryError
 
-    monkeypatch.setattr(Batch, "of", no_memory)
+    monkeypatch.setattr(Batch, {"thread": "of", "process": "of_rows"}[runner], no_memory)
     with pytest.raises(MemoryError):
         next(iter(stream))
     if batch == 1:
@@ -170,6 +176,74 @@ def test_an_interruption_while_a_read_hangs_leaves_the_step_before(
     told.unlink()
     _, saved = global_batches(small_pipeline(sources).map(stall_where_told), 1, len(before))
     assert stream.state_dict() == saved
+
+
+@pytest.mark.parametrize("taken", [0, 1, 7])
+def test_an_interruption_between_two_lanes_leaves_the_step_before(
+    sources: Sources, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """A step takes two sequences of each of four lanes. Those that were taken from have left the place."""
+    stream, take, calls = small_pipeline(sources).for_rank(0, 1), LaneEngine._take, itertools.count()
+    rank_steps(stream, 2)
+
+    def interrupted(engine: LaneEngine, lane: Lane) -> Sequence:
+        if next(calls) == taken:
+            raise KeyboardInterrupt
+        return take(engine, lane)
+
+    monkeypatch.setattr(LaneEngine, "_take", interrupted)
+    assert read_until(stream, KeyboardInterrupt) == []
+    monkeypatch.undo()
+    assert stream.step == 2
+    assert stream.state_dict() == global_batches(small_pipeline(sources), 1, 2)[1]
+
+
+@pytest.mark.parametrize(("runner", "rounds"), [("thread", 40), ("process", 8)])
+def test_an_interruption_at_any_moment_leaves_the_state_of_the_streams_step_or_none(
+    sources: Sources, runner: str, rounds: int
+) -> None:
+    expected = [global_batches(small_pipeline(sources), 1, 0)[1]]
+    straight = small_pipeline(sources).for_rank(0, 1)
+    for _ in range(400):
+        rank_steps(straight, 1)
+        expected.append(straight.state_dict())
+    straight.close()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before, saved = signal.signal(signal.SIGALRM, interrupt), 0
+    try:
+        for n in range(rounds):
+            stream = small_pipeline(sources).options(runner=runner).for_rank(0, 1)
+            rank_steps(stream, 1)
+            signal.setitimer(signal.ITIMER_REAL, 0.0003 * (n + 1))
+            with pytest.raises(KeyboardInterrupt):
+                rank_steps(stream, len(expected))
+            with contextlib.suppress(StateError):  # in mid-step, or as its place could not be asked for
+                assert stream.state_dict() == expected[stream.step]
+                saved += 1
+            stream.close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert saved or runner == "process", "reading a step takes longest, and it is at the end of one"
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_stream_that_failed_or_was_closed_still_says_its_step(sources: Sources, told: Path, runner: str) -> None:
+    stream = small_pipeline(sources).map(fail_where_told).options(runner=runner).for_rank(0, 1)
+    rank_steps(stream, 3)
+    stream.close()
+    assert (stream.step, stream.waiting, stream.begun, stream.figures) == (3, 0, False, None)
+    stream.load_state_dict(global_batches(small_pipeline(sources).map(fail_where_told), 1, 1)[1])
+    assert stream.step == 1
+    next(iter(stream))
+    told.touch()
+    with pytest.raises(ZephonError):
+        list(stream)
+    assert stream.step > 1
+    assert not stream.begun
 
 
 @pytest.mark.parametrize(("runner", "loads"), [("thread", 30), ("process", 3)])

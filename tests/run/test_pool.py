@@ -50,6 +50,19 @@ def test_as_many_calls_run_at_once_as_there_are_workers() -> None:
         pool.close()
 
 
+def test_what_is_urgent_runs_first_and_all_else_as_it_was_submitted() -> None:
+    pool, may_go_on, ran = Pool(1), threading.Event(), list[str]()
+    try:
+        pool.submit(may_go_on.wait, 10)
+        calls = [pool.submit(ran.append, f"{n}", urgent=n in (3, 4)) for n in range(6)]
+        may_go_on.set()
+        for call in calls:
+            call.result(10)
+        assert ran == ["3", "4", "0", "1", "2", "5"]
+    finally:
+        pool.close()
+
+
 def test_threads_start_with_the_first_call_and_end_at_close() -> None:
     before = threads()
     pool = Pool(3)

@@ -118,17 +118,22 @@ def test_a_finite_stream_ends_alike_can_be_passed_twice_and_resumed(sources: Sou
     options: dict[str, Any] = {"repeat": False, "lanes": 2, "global_batch_size": 4}
     threads, ours = (small_pipeline(sources, **options).options(runner=r).for_rank(0, 1) for r in ("thread", "process"))
     expected = list(threads)
-    for _ in range(2):
-        taken = list(ours)
+    end, balance = threads.state_dict(), threads.balance
+    for stream in (threads, ours, ours):
+        taken = list(stream)
         assert children() == []  # ended with the pass
         assert len(taken) == len(expected)
         assert all(map(same, taken, expected))
-        assert ours.balance == threads.balance
-        assert ours.state_dict() == threads.state_dict()
+        assert stream.balance == balance
+        assert stream.state_dict() == end
     half, state = global_batches(small_pipeline(sources, **options), 1, 7)
     rest, end = global_batches(made(sources, **options), 1, 10**6, state)
     assert half + rest == global_batches(small_pipeline(sources, **options), 1, 10**6)[0]
-    assert global_batches(made(sources, **options), 1, 10**6, end)[0] == []
+    for stream in (threads, ours):
+        stream.load_state_dict(end)
+        assert list(stream) == []
+        assert stream.state_dict() == end
+        assert len(list(stream)) == len(expected), "a stream that was loaded at its end begins again, too"
 
 
 def test_a_finite_pass_reads_each_record_once_as_the_trainer_has_counted(

@@ -93,7 +93,8 @@ class ChildEngine:
         if isinstance(message, Ended):
             self._last = message
             return None
-        batch = Batch.of_rows(self._child.take(message), message.step)
+        batch = Batch.of_rows(self._child.copy(message), message.step)
+        self._child.taken(message)  # not before there is a batch: the child forgets the places before this step
         self._last = message
         return batch
 
@@ -153,11 +154,13 @@ class Child:
         assert not isinstance(message, Saved)
         return message
 
-    def take(self, ready: Ready) -> Rows:
-        """Copy a local batch out of its slot and free the slot."""
-        rows = self._ring.read(ready.slot)
+    def copy(self, ready: Ready) -> Rows:
+        """A local batch out of its slot."""
+        return self._ring.read(ready.slot)
+
+    def taken(self, ready: Ready) -> None:
+        """Free the slot."""
         self._tell(Taken(ready.slot, ready.step))
-        return rows
 
     def save(self, step: int) -> dict[str, Any]:
         """The state at the end of ``step``, which must be the one last taken."""
