@@ -268,10 +268,8 @@ def parameters(node: ast.ClassDef) -> int:
 
 def attributes(node: ast.ClassDef) -> set[str]:
     """What an object of a class holds: its fields, and what is assigned to ``self``."""
-    held = {
-        item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-    }
-    return held | {
+    fields = [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
+    return {target.id for target in fields if isinstance(target, ast.Name)} | {
         inner.attr
         for inner in ast.walk(node)
         if isinstance(inner, ast.Attribute)
