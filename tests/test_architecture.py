@@ -7,6 +7,7 @@ An exception is listed with its number today; it may shrink or go, not grow.
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ import pytest
 
 PACKAGE = "torchtitan_zephon"
 ROOT = Path(__file__).resolve().parent.parent / PACKAGE
-MOST_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS = 350, 50, 8
+MOST_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS, MOST_ATTRIBUTES = 350, 50, 8, 12
+LONGEST_CHAIN = 8
+"""Of folders and single files, from the public pipeline down."""
 
 # What a module, or the modules of a folder, may import of this package; the longest key that fits counts.
 ALLOWED: dict[str, set[str]] = {
@@ -229,6 +232,7 @@ def size_complaints(code: dict[str, str]) -> list[str]:
             full = f"{module}.{name}"
             if isinstance(node, ast.ClassDef):
                 found += over(full, parameters(node), MOST_PARAMETERS, MANY_PARAMETERS, "constructor parameters")
+                found += over(full, len(attributes(node)), MOST_ATTRIBUTES, {}, "attributes")
             else:
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 found += over(full, lines, MOST_FUNCTION_LINES, LONG_FUNCTIONS, "lines")
@@ -260,6 +264,38 @@ def parameters(node: ast.ClassDef) -> int:
             arguments = item.args
             return len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs) - 1
     return sum(isinstance(item, ast.AnnAssign) for item in node.body)
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """What an object of a class holds: its fields, and what is assigned to ``self``."""
+    fields = [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
+    return {target.id for target in fields if isinstance(target, ast.Name)} | {
+        inner.attr
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Attribute)
+        and isinstance(inner.ctx, ast.Store)
+        and isinstance(inner.value, ast.Name)
+        and inner.value.id == "self"
+    }
+
+
+def chain(room: str, code: dict[str, str]) -> list[str]:
+    """The longest chain of imports from ``room`` down; a room is a folder, or a file that is in none."""
+    below: dict[str, set[str]] = {}
+    for module, text in code.items():
+        own = module.split(".")[0]
+        others = {n.split(".")[1] for n in imports(module, ast.parse(text)) if n.startswith(f"{PACKAGE}.")}
+        below[own] = below.get(own, set()) | {other for other in others if other != own}
+
+    @functools.cache
+    def longest(room: str) -> list[str]:
+        return [room, *max((longest(other) for other in sorted(below.get(room, ()))), key=len, default=[])]
+
+    return longest(room)
+
+
+def test_the_chain_of_imports_of_the_engine_is_short() -> None:
+    assert len(chain("pipeline", sources())) <= LONGEST_CHAIN, " -> ".join(chain("pipeline", sources()))
 
 
 def test_imports_go_one_way() -> None:
@@ -353,6 +389,8 @@ def test_the_size_check_can_fail() -> None:
     fields = "class Balance:\n" + "".join(f"    f{n}: int\n" for n in range(11))
     assert size_complaints({"m": long_file}) == ["m has 351 lines, more than 350"]
     assert size_complaints({"m": long_function}) == ["m.A.f has 51 lines, more than 50"]
+    held = "class A:\n    def f(self):\n" + "".join(f"        self.x{n} = 1\n" for n in range(13))
+    assert size_complaints({"m": held}) == ["m.A has 13 attributes, more than 12"]
     assert size_complaints({"m": many}) == ["m.A has 9 constructor parameters, more than 8"]
     assert size_complaints({"records": fields}) == ["records.Balance has 11 constructor parameters, more than 10"]
 

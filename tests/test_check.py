@@ -553,6 +553,14 @@ def test_characters_that_the_tokenizer_drops_are_warned_of_by_source(job_file: P
     assert "are dropped without a trace, as the tokenizer has no token for them: '🚀' in " in text
 
 
+def test_more_workers_than_the_segments_of_a_rank_can_keep_busy_are_warned_of(job_file: Path) -> None:
+    assert "too little for workers" not in check_text(report_of(job_file))
+    text = " ".join(check_text(report_of(job_file, "--zephon.workers", "1000")).split())
+    assert re.search(
+        r"Warning: with \d+ data-parallel ranks a rank has \d+ of the lanes.*too little for workers = 1000", text
+    )
+
+
 def test_a_tokenizer_folder_that_cannot_be_used_is_refused_with_the_way_out(job_file: Path) -> None:
     folder = with_tokenizer(job_file, {})
     (folder / "tokenizer.json").rename(folder / "tokenizer.model")

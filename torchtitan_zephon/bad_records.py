@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .records import Documents, Record
+import numpy as np
+
+from .records import Documents
 
 Kind = Literal["line", "column", "field", "ids", "result", "function"]
 """No JSON object; a column that cannot be read; a field that is missing or of the wrong type; numbers that are no token
@@ -46,15 +48,5 @@ def without(documents: Documents, bad: list[BadRecord]) -> Documents:
     if not bad:
         return documents
     places = {record.place for record in bad}
-    return documents.take([n for n, place in enumerate(documents.origin[:, 2].tolist()) if place not in places])
-
-
-def no_field(field: str, record: Record, place: int) -> BadRecord:
-    """The bad record that has no ``field``."""
-    found = ", ".join(map(repr, sorted(record))) or "none"
-    return BadRecord(
-        "field",
-        place,
-        f"there is no field {field!r}; the record's fields: {found}. Name the text field with "
-        '`field = "..."` in the source\'s table',
-    )
+    good = [place not in places for place in documents.origin[:, 2].tolist()]
+    return documents.take(np.flatnonzero(good))

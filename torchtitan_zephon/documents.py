@@ -21,7 +21,7 @@ def read_documents(source: Source, chunk: Chunk, functions: tuple[Function, ...]
     if functions:
         documents, more = apply(functions, documents)
         bad += more
-    documents, more = fields.check(documents, source.field, source.reader.contents)
+    documents, more = fields.checked(documents, source.field, source.reader.contents)
     bad += more
     if bad:
         first = min(bad, key=lambda record: record.place)

@@ -145,6 +145,8 @@ class Documents:
         ``used``: tokens at the front of the first one that are left out.
         """
         which = np.asarray(numbers, np.int64)
+        if not used and np.array_equal(which, np.arange(len(self))):
+            return self
         starts, lengths = self.offsets[which], np.diff(self.offsets)[which]
         starts[:1] += used
         lengths[:1] -= used

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.strategies import Document, cuts, documents, tokens_of
 from torchtitan_zephon.ops import packers
-from torchtitan_zephon.ops.pack import Pack
+from torchtitan_zephon.ops.pack import Pack, Packing
 from torchtitan_zephon.ops.render import padding_rows, render
 from torchtitan_zephon.records import IGNORE_LABEL, Documents, Rows
 
@@ -20,12 +20,16 @@ PADDING = 7
 SEQ_LENS = st.integers(2, 9)
 
 
+def packing(seq_len: int, algorithm: str = "wrap") -> Packing:
+    return Packing(algorithm=algorithm, label_shift="document", seq_len=seq_len, padding_id=PADDING)
+
+
 def wrap(seq_len: int, carry: Documents | None = None) -> Pack:
-    return Pack("wrap", "document", PADDING, seq_len, Documents.empty() if carry is None else carry)
+    return Pack(packing(seq_len), Documents.empty() if carry is None else carry)
 
 
 def first_fit(seq_len: int) -> Pack:
-    return Pack("first_fit", "document", PADDING, seq_len, Documents.empty())
+    return Pack(packing(seq_len, "first_fit"), Documents.empty())
 
 
 @dataclass
@@ -130,7 +134,7 @@ def test_wrap_gives_the_rows_of_the_reference(data: st.DataObject, seq_len: int)
     expected = wrap_reference(items, seq_len)
     unfinished = [expected.pop()] if expected and expected[-1].filled < seq_len else []
     assert rows == expected
-    check_carry(packer.carry, unfinished, seq_len)
+    check_carry(packer.held, unfinished, seq_len)
     assert len(packer.flush()) == 0
     assert rows_of(packer.finish()) == [row.pad(seq_len) for row in unfinished]
     assert rows_of(packer.finish()) == []
@@ -167,7 +171,7 @@ def test_wrap_goes_on_from_a_carry_as_if_it_had_not_stopped(data: st.DataObject,
     for chunk in chunks:
         packer = wrap(seq_len, carry)
         rows += add_all(packer, [chunk])
-        carry = packer.carry
+        carry = packer.held
     assert rows == expected
 
 
@@ -176,8 +180,8 @@ def test_a_carry_does_not_grow_with_documents_that_have_no_input() -> None:
     packer.add(tokens_of([document(4)]))
     for _ in range(100):
         packer.add(tokens_of([document(1), document(0)]))
-    assert len(packer.carry.ids) <= 8
-    assert len(packer.carry.origin) == 1
+    assert len(packer.held.ids) <= 8
+    assert len(packer.held.origin) == 1
 
 
 @given(st.data(), SEQ_LENS, st.sampled_from([1, 2, 3, packers.OPEN_ROWS]))
@@ -191,7 +195,7 @@ def test_first_fit_gives_the_rows_of_the_reference(data: st.DataObject, seq_len:
     assert rows == closed
     assert rows_of(packer.flush()) == still_open
     assert len(packer.flush()) == 0
-    assert len(packer.carry.ids) == 0
+    assert len(packer.held.ids) == 0
 
 
 def test_first_fit_keeps_64_rows_open() -> None:
@@ -233,7 +237,7 @@ def test_documents_of_chosen_lengths_fill_rows_of_four(lengths: list[int], algor
 def test_a_document_that_ends_at_a_row_end_leaves_no_carry() -> None:
     packer = wrap(4)
     assert len(packer.add(tokens_of([document(9)]))) == 2
-    assert len(packer.carry.ids) == len(packer.carry.origin) == 0
+    assert len(packer.held.ids) == len(packer.held.origin) == 0
 
 
 def test_a_row_as_it_stands_on_paper() -> None:
@@ -254,4 +258,4 @@ def test_a_carry_is_under_a_row_of_inputs(data: st.DataObject) -> None:
     packer = wrap(5)
     for chunk in data.draw(cuts(data.draw(documents(5)))):
         packer.add(tokens_of([d for d in chunk if len(d.ids) > 1]))
-        assert len(packer.carry.ids) - len(packer.carry.origin) < 5
+        assert len(packer.held.ids) - len(packer.held.origin) < 5

@@ -8,8 +8,12 @@ from hypothesis import given, settings, strategies as st
 
 from tests.ops.test_pack import PADDING, SEQ_LENS, Row, add_all, document, rows_of
 from tests.strategies import Document, cuts, documents, tokens_of
-from torchtitan_zephon.ops.pack import Pack
+from torchtitan_zephon.ops.pack import Pack, Packing
 from torchtitan_zephon.records import IGNORE_LABEL, Documents
+
+
+def packing(seq_len: int) -> Packing:
+    return Packing(algorithm="wrap", label_shift="sequence", seq_len=seq_len, padding_id=PADDING)
 
 
 def reference(items: list[Document], seq_len: int) -> tuple[list[Row], list[Row]]:
@@ -40,13 +44,13 @@ def test_rows_are_the_reference_s_however_chunks_and_carries_fall(data: st.DataO
     full, rest = reference(items, seq_len)
     rows, carry, last = [], Documents.empty(), 0
     for chunk in data.draw(cuts(items)):
-        packer = Pack("wrap", "sequence", PADDING, seq_len, carry)
+        packer = Pack(packing(seq_len), carry)
         rows += add_all(packer, [chunk])
-        carry, last = packer.carry, last + packer.last_tokens
+        carry, last = packer.held, last + packer.last_tokens
         assert len(carry.ids) <= seq_len
         assert len(packer.flush()) == 0
     assert rows == full
-    packer = Pack("wrap", "sequence", PADDING, seq_len, carry)
+    packer = Pack(packing(seq_len), carry)
     assert rows_of(packer.finish()) == rest
     assert rows_of(packer.finish()) == []
     tokens = sum(len(d.ids) for d in items)
@@ -56,16 +60,14 @@ def test_rows_are_the_reference_s_however_chunks_and_carries_fall(data: st.DataO
 
 @pytest.mark.parametrize("length", range(13))
 def test_one_document_of_every_length_up_to_two_rows_and_a_bit(length: int) -> None:
-    packer = Pack("wrap", "sequence", PADDING, 4, Documents.empty())
+    packer = Pack(packing(4), Documents.empty())
     full, rest = reference([document(length)], 4)
     assert add_all(packer, [[document(length)]]) == full
     assert rows_of(packer.finish()) == rest
 
 
 def test_a_border_is_predicted_and_marked_by_its_position() -> None:
-    rows = Pack("wrap", "sequence", PADDING, 5, Documents.empty()).add(
-        tokens_of([document(3, first=10), document(9, 1, first=20)])
-    )
+    rows = Pack(packing(5), Documents.empty()).add(tokens_of([document(3, first=10), document(9, 1, first=20)]))
     assert rows.columns["input"].tolist() == [[10, 11, 12, 20, 21], [23, 24, 25, 26, 27]]
     assert rows.columns["labels"].tolist() == [[11, 12, 20, 21, 22], [24, 25, 26, 27, 28]]
     assert rows.columns["positions"].tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]]

@@ -184,37 +184,6 @@ def test_places_are_kept_and_dropped_by_two_threads_of_the_loader(monkeypatch: p
     assert list(loader._snapshots) == [steps]
 
 
-FIRST_LISTS = """
-import os, sys, threading
-from torchtitan_zephon.read.ids import array_of
-
-sys.setswitchinterval(1e-5)
-begin, made = threading.Barrier(8), []
-
-
-def first() -> None:
-    begin.wait()
-    made.append(array_of([[1], [2, 3]], [0, 1], "ids"))
-
-
-threads = [threading.Thread(target=first, daemon=True) for _ in range(8)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join(10)
-os._exit(len(made) != 8)
-"""
-
-
-@pytest.mark.parametrize("gil", ["0", "1"] if sysconfig.get_config_var("Py_GIL_DISABLED") else ["1"])
-def test_the_first_lists_of_a_process_may_come_from_many_threads(gil: str) -> None:
-    """pyarrow 24 by itself hangs here on a free-threaded build with PYTHON_GIL=1, in two runs of three."""
-    for _ in range(5):
-        subprocess.run(
-            [sys.executable, "-c", FIRST_LISTS], env={**os.environ, "PYTHON_GIL": gil}, timeout=60, check=True
-        )
-
-
 @pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this interpreter always has a GIL")
 def test_no_package_of_the_engine_turns_the_gil_on_again(sources: dict[str, Path]) -> None:
     script = (

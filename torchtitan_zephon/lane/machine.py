@@ -21,7 +21,7 @@ from ..plan.segments import LanePlan, Planned
 from ..records import Balance, Documents, Packet, Sequence
 from ..sealed import NEW_STREAM
 from ..state import LaneState, SegmentStart, no_such_place
-from .stages import Collect, Hashed, LaneProgram, MakeRows, Passing, padding
+from .stages import Collect, Hashed, LaneProgram, MakeRows, Passing, no_digests, padding
 from .taker import Ready, Taker
 
 
@@ -68,7 +68,7 @@ class Lane:
         self.balance = Balance()
         self.trips: deque[Trip] = deque()
         self._planner, self._pending = Planner(program.plan, start), deque[Planned]()
-        self._digests = self._no_digests = ("",) * len(program.source_names)
+        self._digests = no_digests(program)
         self._links = [Collect(link, start) for link in program.links]
         self._rows = MakeRows(program, start)
         self._ready: deque[Ready] = deque()
@@ -140,7 +140,7 @@ class Lane:
         self._check_barren(documents)
         digest = hashlib.blake2b(self._digests[s].encode() + packet.digest, digest_size=8).hexdigest()
         digests = (*self._digests[:s], digest, *self._digests[s + 1 :])
-        self._digests = self._no_digests if planned.ends else digests
+        self._digests = no_digests(self.program) if planned.ends else digests
         self._pass(Passing(planned, documents, digests, {}), 0)
 
     def returned(self, trip: Trip, documents: Documents) -> None:
@@ -158,7 +158,7 @@ class Lane:
         """Sequences that leave with ``packet``, or in a lane that has none, are ready."""
         self.balance.last_tokens = self._rows.packer.last_tokens
         self.balance.unused_tokens = self._rows.packer.unused_tokens
-        start, digests = self._rows.start, self._no_digests if packet is None else packet.digests
+        start, digests = self._rows.start, no_digests(self.program) if packet is None else packet.digests
         self._ready.extend(Ready(s, start, digests, None) for s in sequences)
         if packet is None or packet.planned.ends == "lane":
             self._finished = True

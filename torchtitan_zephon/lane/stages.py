@@ -67,6 +67,11 @@ class LaneProgram:
         return self.plan.runs.lane
 
 
+def no_digests(program: LaneProgram) -> tuple[str, ...]:
+    """Digests by source where a segment begins."""
+    return ("",) * len(program.source_names)
+
+
 class Passing(NamedTuple):
     """A packet under way. ``digests``: by source, of the segment up to it, as documents left the first trip.
 

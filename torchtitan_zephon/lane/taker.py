@@ -17,7 +17,7 @@ import numpy as np
 from ..ops.carried import from_plain
 from ..records import Sequence
 from ..state import LaneState, SegmentStart
-from .stages import PACK, Hashed, LaneProgram
+from .stages import PACK, Hashed, LaneProgram, no_digests
 
 
 class Ready(NamedTuple):
@@ -36,14 +36,14 @@ class Taker:
     """
 
     def __init__(self, program: LaneProgram, start: SegmentStart, state: LaneState | None) -> None:
-        self._program, self._no_digests = program, ("",) * len(program.source_names)
+        self._program = program
         self._digest, self._sequences = start.digest, 0 if state is None else state.sequences - state.delivered
-        self.taken_hash, self.read_digests = b"", self._no_digests
+        self.taken_hash, self.read_digests = b"", no_digests(program)
         self._begin(start)
 
     def _begin(self, start: SegmentStart) -> None:
         self._start = replace(start, digest=self._digest)
-        self._delivered, self._state_digests = 0, self._no_digests
+        self._delivered, self._state_digests = 0, no_digests(self._program)
         self._tokens = _tokens_behind(start, self._program)
 
     def take(self, ready: Ready) -> Sequence:

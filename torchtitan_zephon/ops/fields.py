@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ..bad_records import BadRecord, Sifted, Unreadable, no_field, without
-from ..records import RECORD, Contents, Documents
+from ..bad_records import BadRecord, Sifted, Unreadable, without
+from ..records import RECORD, Contents, Documents, Record
 
 MOST_IDS = 1 << 31
 
 
-def check(documents: Documents, field: str, contents: Contents) -> Sifted:
+def checked(documents: Documents, field: str, contents: Contents) -> Sifted:
     """``documents`` with their ``field`` alone, which holds ``contents``; empty ones are counted and left out."""
     bad: list[BadRecord] = []
     if RECORD in documents.values:
@@ -37,6 +37,14 @@ def check(documents: Documents, field: str, contents: Contents) -> Sifted:
 
 def _field_of(documents: Documents, field: str) -> Sifted:
     """The values of ``field`` of whole records."""
+    records = documents.values[RECORD]
+    try:
+        return replace(documents, values={field: [record[field] for record in records]}), []
+    except (KeyError, Unreadable):
+        return _field_where_it_is(documents, field)
+
+
+def _field_where_it_is(documents: Documents, field: str) -> Sifted:
     values, kept = [], []
     bad: list[BadRecord] = []
     for n, (record, place) in enumerate(zip(documents.values[RECORD], documents.origin[:, 2].tolist(), strict=True)):
@@ -45,21 +53,30 @@ def _field_of(documents: Documents, field: str) -> Sifted:
                 values.append(record[field])
                 kept.append(n)
             else:
-                bad.append(no_field(field, record, place))
+                bad.append(BadRecord("field", place, _absent(field, record)))
         except Unreadable as error:
             bad.append(error.bad)
-    return replace(documents.take(kept), values={field: values}), bad
+    return replace(documents.take(np.array(kept, np.int64)), values={field: values}), bad
+
+
+def _absent(field: str, record: Record) -> str:
+    found = ", ".join(map(repr, sorted(record))) or "none"
+    return (
+        f"there is no field {field!r}; the record's fields: {found}. Name the text field with "
+        '`field = "..."` in the source\'s table'
+    )
 
 
 def _texts(documents: Documents, field: str) -> Sifted:
-    texts = documents.values[field]
-    bad = [
-        BadRecord("field", place, f"field {field!r} must be a string; it is {_described(text)}")
-        for text, place in zip(texts, documents.origin[:, 2].tolist(), strict=True)
-        if type(text) is not str
-    ]
-    documents = without(documents, bad)
-    documents = _not_empty(documents, [bool(text) for text in documents.values[field]])
+    bad: list[BadRecord] = []
+    if not {*map(type, documents.values[field])} <= {str}:
+        bad = [
+            BadRecord("field", place, f"field {field!r} must be a string; it is {_described(text)}")
+            for text, place in zip(documents.values[field], documents.origin[:, 2].tolist(), strict=True)
+            if type(text) is not str
+        ]
+        documents = without(documents, bad)
+    documents = _not_empty(documents, [*map(bool, documents.values[field])])
     return replace(documents, values={"text": documents.values[field]}), bad
 
 
@@ -115,4 +132,4 @@ def _not_empty(documents: Documents, full: Sequence[bool] | np.ndarray) -> Docum
     """The documents that are ``full``, and how many are not."""
     kept = np.flatnonzero(full)
     balance = replace(documents.balance, empty=len(documents) - len(kept), documents=len(kept))
-    return replace(documents if len(kept) == len(documents) else documents.take(kept), balance=balance)
+    return replace(documents.take(kept), balance=balance)

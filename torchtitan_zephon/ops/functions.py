@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from ..bad_records import BadRecord, Sifted, Unreadable
 from ..errors import ZephonError
 from ..records import RECORD, Documents, Record
@@ -37,7 +39,7 @@ def apply(functions: tuple[Function, ...], documents: Documents) -> Sifted:
             records.append(made)
             kept.append(n)
     balance = replace(documents.balance, filtered=len(documents) - len(kept) - len(bad))
-    return replace(documents.take(kept), values={RECORD: records}, balance=balance), bad
+    return replace(documents.take(np.array(kept, np.int64)), values={RECORD: records}, balance=balance), bad
 
 
 def _made(functions: tuple[Function, ...], record: Record, place: int) -> Record | BadRecord | None:

@@ -41,18 +41,19 @@ def laid_out(arrays: list[pa.Array]) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
     A row with a null counts as an empty list.
     """
-    flat, lengths, nulls, done = [], [], [], 0
+    flat, lengths, nulls, done = [], [], [np.zeros(0, np.int64)], 0
     for array in arrays:
-        whole, own = array, np.zeros(len(array), np.int64)
-        good = np.arange(len(array))
-        if array.null_count or array.flatten().null_count:
-            good = np.flatnonzero([row.is_valid and all(value.is_valid for value in row.values) for row in array])
-            nulls.append(done + np.setdiff1d(np.arange(len(array)), good))
-            whole = array.take(pa.array(good))
-        own[good] = list_lengths(whole)
-        lengths.append(own)
-        flat.append(numbers(whole.flatten()))
+        values, of_row = array.flatten(), np.zeros(len(array), np.int64)
+        if array.null_count or values.null_count:
+            good = np.array([row.is_valid and all(value.is_valid for value in row.values) for row in array])
+            nulls.append(done + np.flatnonzero(~good))
+            whole = array.take(pa.array(np.flatnonzero(good)))
+            values, of_row[good] = whole.flatten(), list_lengths(whole)
+        else:
+            of_row = list_lengths(array)
+        flat.append(numbers(values))
+        lengths.append(of_row)
         done += len(array)
     offsets = np.zeros(done + 1, np.int64)
-    np.cumsum(np.concatenate([*lengths, np.zeros(0, np.int64)]), out=offsets[1:])
-    return flat[0] if len(flat) == 1 else np.concatenate(flat), offsets, np.concatenate([*nulls, np.zeros(0, np.int64)])
+    np.cumsum(np.concatenate(lengths), out=offsets[1:])
+    return flat[0] if len(flat) == 1 else np.concatenate(flat), offsets, np.concatenate(nulls)

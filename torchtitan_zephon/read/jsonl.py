@@ -14,7 +14,7 @@ from typing import BinaryIO
 import numpy as np
 import orjson
 
-from ..bad_records import BadRecord, Sifted, no_field
+from ..bad_records import BadRecord, Sifted
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..records import RECORD, Contents, Documents, Record, origin_of
@@ -44,13 +44,12 @@ class JsonlReader:
         return piece
 
     def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
-        """The records of ``chunk``, or these fields of them; blank lines are no records."""
+        """The records of ``chunk``, whole, as a line is parsed whole; blank lines are no records."""
         shard = self.manifest.shards[chunk.piece]
         data, at = _lines(self.manifest.store, shard.name, chunk.start, chunk.stop, shard.num_bytes)
         records: list[Record] = []
         places: list[int] = []
         bad: list[BadRecord] = []
-        wanted = columns or frozenset()
         for line in data.split(b"\n"):
             if at == 0 and line.startswith(_BOM):
                 line, at = line[3:], 3
@@ -61,16 +60,14 @@ class JsonlReader:
                     where = f"(column {error.colno}); the line begins {line[:60]!r}"
                     bad.append(BadRecord("line", at, f"not valid JSON: {error.msg} {where}"))
             else:
-                if type(record) is not dict:
-                    bad.append(BadRecord("line", at, f"a line must be a JSON object; this one is {_kind(record)}"))
-                elif wanted <= record.keys():
+                if type(record) is dict:
                     records.append(record)
                     places.append(at)
                 else:
-                    bad.append(no_field(min(wanted - record.keys()), record, at))
+                    bad.append(BadRecord("line", at, f"a line must be a JSON object; this one is {_kind(record)}"))
             at += len(line) + 1
-        values = {RECORD: records} if columns is None else {name: [r[name] for r in records] for name in columns}
-        return Documents.of_values(values, origin_of(chunk.source, chunk.piece, places)), bad
+        documents = Documents.of_values({RECORD: records}, origin_of(chunk.source, chunk.piece, places))
+        return documents, bad
 
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The byte range of whole lines: from the one that holds byte ``unit`` on, ``num_bytes`` or more of them."""

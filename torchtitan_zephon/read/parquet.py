@@ -4,7 +4,7 @@ Its column is text, or lists of token ids. Only that column is decoded; a user's
 columns are read when it asks for them. A row range is read by streaming its row group's batches from the start; a
 lane takes neighbouring ranges one after the other, and the open stream is kept for the next (at
 most ``OPEN_STREAMS`` a source), so that a row group is decoded about once a run and not once a
-chunk. A miss costs time, never bytes.
+chunk.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ParquetReader:
         Whole records have all columns of the file; those that nobody asked for before are read when they are.
         """
         if columns is None:
-            return self._whole_records(chunk), []
+            return self._lazy_records(chunk), []
         names = tuple(name for name in self._groups.columns[self.shard_of(chunk.piece)] if name in columns)
         batches, places = self._batches(chunk, names)
         documents, bad = Documents.of_values({}, self._origin(chunk, places)), list[BadRecord]()
@@ -85,7 +85,7 @@ class ParquetReader:
     def _origin(self, chunk: Chunk, places: np.ndarray) -> np.ndarray:
         return origin_of(chunk.source, self.shard_of(chunk.piece), places)
 
-    def _whole_records(self, chunk: Chunk) -> Documents:
+    def _lazy_records(self, chunk: Chunk) -> Documents:
         names = self._groups.columns[self.shard_of(chunk.piece)]
         asked = [name for name in names if name in self._asked]
         columns = tuple(name for name in asked if asked.count(name) == 1)
@@ -123,10 +123,8 @@ class ParquetReader:
         """The rows of ``chunk`` and their numbers in the file; the stream stays open for the next rows if ``keep``."""
         at, what, wanted = self._groups.at(chunk.piece), (chunk.piece, columns), chunk.stop - chunk.start
         with self._groups.errors_at(at):
-            row, rows = self._streams.take(what, chunk.start) or (
-                0,
-                _Rows(self._groups.batches(at, columns, _BATCH_ROWS)),
-            )
+            held = self._streams.take(what, chunk.start)
+            row, rows = held or (0, _Rows(self._groups.batches(at, columns, _BATCH_ROWS)))
             for _ in rows.next(chunk.start - row):
                 pass
             batches = list(rows.next(wanted))

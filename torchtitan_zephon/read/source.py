@@ -63,10 +63,11 @@ class Source:
         return self._read(piece, "the sizes of records", lambda: self.reader.weigh(piece, borders))
 
     def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
-        """The documents of ``chunk`` with the fields ``columns``, not checked yet, in file order.
+        """The documents of ``chunk``, not checked yet, in file order.
 
-        A field is values of that name, or tokens "ids" where it holds token ids. None asks for whole records (values
-        ``RECORD``), whose fields may be read when they are looked at.
+        ``columns``: the fields that are wanted. Each is values of its name, or tokens "ids" where it holds token ids;
+        or they are found in whole records (values ``RECORD``) where these cost no more. None asks for whole records,
+        whose fields may be read when they are looked at.
         """
         return self._read(chunk.piece, self.reader.span(chunk), lambda: self.reader.read(chunk, columns))
 

@@ -14,6 +14,7 @@ from ...errors import ConfigError, Problems
 from ..feed import Feed, training_feed, validation_feed
 from ..generations import Generation
 from ..job import Job
+from ..reading import Reading
 from .stated import stated
 
 
@@ -127,3 +128,22 @@ def degree_of(feed: Feed, mesh: Mesh, dp: int, local_batches: Sequence[int]) -> 
         local_batch_size=layout.local_batch_size,
         local_batches=layout.local_batches,
     )
+
+
+def starving(reading: Reading, degrees: Sequence[Degree], workers: int) -> list[str]:
+    """Where a rank cannot read far enough ahead to keep its workers busy: a sentence on the fewest such ranks.
+
+    A lane reads at most to the end of the segment behind the one whose chunks come in, which may be one segment ahead.
+    """
+    if reading.seq_len is None or not reading.sources:
+        return []
+    chunks_a_token = sum(s.share * s.chunks / max(1, s.tokens) for s in reading.sources)
+    segment = max(1.0, reading.recipe.flush_every_sequences * reading.seq_len * chunks_a_token)
+    for row in sorted(degrees, key=lambda row: row.dp):
+        if row.problem is None and row.lanes[0] * segment < workers:
+            return [
+                f"with {row.dp} data-parallel ranks a rank has {row.lanes[0]} of the lanes, and each reads about one "
+                f"segment ahead, {segment:.1f} chunks. That is too little for workers = {workers}. Use fewer workers, "
+                "smaller chunks (chunk_bytes) or longer segments (flush_every_sequences)."
+            ]
+    return []

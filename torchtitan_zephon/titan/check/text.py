@@ -14,7 +14,7 @@ from ...program import STREAM_FORMAT, unended
 from ...read.files import shared_files
 from ...state import FORMAT
 from . import Part, Report
-from .degrees import Degree, Mesh
+from .degrees import Degree, Mesh, starving
 from .resume import ResumeReport
 from .sources import assets_of
 
@@ -30,7 +30,8 @@ def check_text(report: Report) -> str:
         notes = "share: of tokens; a lane: chunks a lane and epoch; tokens: of one epoch, estimated from a sample"
         if any(s.manifest.format == "parquet" for s in train.reading.sources):
             notes += "; bytes: of Parquet, the text column's, unpacked"
-        parts.append(f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}{_warnings(train)}")
+        warnings = _warnings(train, starving(train.reading, train.degrees, report.job.settings.workers))
+        parts.append(f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}{warnings}")
     if mesh is not None and train.degrees:
         parts.append(_degrees(train, mesh, "accumulation", "data-parallel ranks (dp)"))
     if validation is not None:
@@ -109,10 +110,10 @@ def _sources(title: str, part: Part) -> str:
     return f"{title}\n{_table(header, rows, left=(0, 2))}"
 
 
-def _warnings(part: Part) -> str:
+def _warnings(part: Part, more: Sequence[str] = ()) -> str:
     """What is likely not meant, a paragraph each."""
     texts = [] if part.reading.tokenize is None else unended(part.reading.recipe, part.reading.tokenize)
-    texts += [text for s in part.reading.sources for text in s.estimate.warnings(s.name)]
+    texts += [*(text for s in part.reading.sources for text in s.estimate.warnings(s.name)), *more]
     return "".join(f"\n{_wrapped(f'Warning: {text}', '  ')}" for text in texts)
 
 
