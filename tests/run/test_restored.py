@@ -20,9 +20,7 @@ def restored(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in lines]
 
 
-@pytest.mark.parametrize(
-    ("steps", "runner"), [(1, "thread"), (3, "thread"), (8, "thread"), (3, "process")]
-)
+@pytest.mark.parametrize(("steps", "runner"), [(1, "thread"), (3, "thread"), (8, "thread"), (3, "process")])
 def test_a_restore_ends_with_a_line_of_sequences_lanes_and_seconds(
     steps: int, runner: Any, sources: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
