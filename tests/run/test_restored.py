@@ -20,9 +20,7 @@ def restored(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in lines]
 
 
-@pytest.mark.parametrize(
-    ("steps", "runner"), [(1, "thread"), (3, "thread"), (8, "thread"), (3, "process")]
-)
+@pytest.mark.parametrize(("steps", "runner"), [(1, "thread"), (3, "thread"), (8, "thread"), (3, "process")])
 def test_a_restore_ends_with_a_line_of_sequences_lanes_and_seconds(
     steps: int, runner: Any, sources: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -41,3 +39,12 @@ def test_a_restore_ends_with_a_line_of_sequences_lanes_and_seconds(
     [line] = restored(caplog)
     assert re.fullmatch(rf"restored: {sum(own)} sequences of 2 lanes read again in \d+\.\d s", line), line
     assert sum(own) or not steps % 6
+
+
+def test_a_state_of_step_0_has_nothing_to_restore(sources: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="torchtitan_zephon")
+    stream = small_pipeline(sources).for_rank(0, 1)
+    stream.load_state_dict(stream.state_dict())
+    rank_steps(stream, 2)
+    stream.close()
+    assert restored(caplog) == []
