@@ -8,13 +8,14 @@ for nothing); these threads look up once a second whether the main thread is sti
 
 from __future__ import annotations
 
-import itertools
 import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from ..read.retry import stop_waiting_when
@@ -25,9 +26,38 @@ GRACE_S = 10.0
 logger = logging.getLogger(__name__)
 
 _Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
-_Queued = tuple[int, int, "_Call | None"]
-"""In the order in which they are run: first what is urgent, then as submitted."""
 _Busy = tuple[float, tuple[Any, ...]]
+
+
+class _Queued:
+    """The calls that wait: first what is urgent, then as submitted.
+
+    Conserved: tickets = calls waiting + one for each worker that is to look whether it should end. A ``SimpleQueue`` and
+    deques may be used by a finalizer, which can run inside any call to them; a ``PriorityQueue`` would wait for itself.
+    """
+
+    def __init__(self) -> None:
+        self._tickets: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._urgent: deque[_Call] = deque()
+        self._others: deque[_Call] = deque()
+
+    def put(self, call: _Call, urgent: bool) -> None:
+        """Add a call."""
+        (self._urgent if urgent else self._others).append(call)
+        self._tickets.put(None)
+
+    def wake(self) -> None:
+        """Let one worker return from ``get`` without a call."""
+        self._tickets.put(None)
+
+    def get(self) -> _Call | None:
+        """The next call, waited for; None after a while, or if woken."""
+        with suppress(queue.Empty):
+            self._tickets.get(timeout=_LOOK_UP_S)
+        for calls in (self._urgent, self._others):
+            with suppress(IndexError):
+                return calls.popleft()
+        return None
 
 
 class Pool:
@@ -35,8 +65,7 @@ class Pool:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._calls: queue.PriorityQueue[_Queued] = queue.PriorityQueue()
-        self._numbers = itertools.count()
+        self._calls = _Queued()
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
         self._busy: list[_Busy | None] = [None] * workers
@@ -52,7 +81,7 @@ class Pool:
             for thread in self._threads:
                 thread.start()
         future: Future[T] = Future()
-        self._calls.put((0 if urgent else 1, next(self._numbers), (future, call, args)))
+        self._calls.put((future, call, args), urgent)
         return future
 
     def busy(self) -> list[_Busy]:
@@ -67,7 +96,7 @@ class Pool:
         """
         self._closed.set()
         for _ in self._threads:
-            self._calls.put((0, next(self._numbers), None))
+            self._calls.wake()
         end = time.monotonic() + GRACE_S
         others = [thread for thread in self._threads if thread is not threading.current_thread()]
         for thread in others:
@@ -81,18 +110,14 @@ class Pool:
         self._threads = []
 
 
-def _run(calls: queue.PriorityQueue[_Queued], closed: threading.Event, busy: list[_Busy | None], number: int) -> None:
+def _run(calls: _Queued, closed: threading.Event, busy: list[_Busy | None], number: int) -> None:
     def ended() -> bool:
         return closed.is_set() or not threading.main_thread().is_alive()
 
     stop_waiting_when(ended)
     while not ended():
-        try:
-            _, _, item = calls.get(timeout=_LOOK_UP_S)
-        except queue.Empty:
+        if (item := calls.get()) is None:
             continue
-        if item is None:
-            return
         future, call, args = item
         future.set_running_or_notify_cancel()
         busy[number] = time.monotonic(), args

@@ -67,7 +67,7 @@ class RankStream:
         if self._ended:
             self._drop()
             known, self._ended = self._at.stream, False
-            first = self._first(0)
+            first = self._first(self.first_step)
             stream = replace(first.stream, tokens_per_mib=known.tokens_per_mib, pass_sequences=known.pass_sequences)
             self._at = first._replace(stream=stream)
         while (batch := self._next()) is not None:
