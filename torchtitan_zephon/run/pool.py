@@ -32,8 +32,8 @@ _Busy = tuple[float, tuple[Any, ...]]
 class _Queued:
     """The calls that wait: first what is urgent, then as submitted.
 
-    Conserved: tickets = calls waiting + one for each worker that is to look whether it should end. A ``SimpleQueue`` and
-    deques may be used by a finalizer, which can run inside any call to them; a ``PriorityQueue`` would wait for itself.
+    Conserved: tickets = calls waiting + one for each worker that is to look whether it should end. A finalizer may use
+    a ``SimpleQueue`` and deques even inside a call to them, where a ``PriorityQueue`` would wait for itself.
     """
 
     def __init__(self) -> None:
