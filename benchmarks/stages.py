@@ -65,7 +65,7 @@ def one_pass(program: Any, most: float) -> tuple[Counter[str], int]:
             records = timed("read and parse", source.read, chunk, frozenset({source.field}))
             documents = read_documents(source, chunk, ())
             order = np.random.default_rng(run).permutation(len(documents))
-            documents = timed("permute records", documents.select, order)
+            documents = timed("permute records", documents.take, order)
             texts = documents.values["text"]
             if tokenize.backend == "hf":
                 ids, offsets = timed("tokenise", tokenize._reference, texts)

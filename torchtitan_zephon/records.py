@@ -75,14 +75,23 @@ LONG_SLICE = 64
 """From this mean length on copying slices is faster than looking up every value: 1 ns a value against 1.5 ns."""
 
 
-def gather(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The slices ``values[starts[i] : starts[i] + lengths[i]]`` end to end, as a new array."""
-    total = int(lengths.sum())
-    if total > LONG_SLICE * len(starts) > 0:
-        return np.concatenate([values[a:b] for a, b in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)])
-    first = np.cumsum(lengths) - lengths
-    found: np.ndarray = values.take(np.arange(total) + np.repeat(starts - first, lengths))
-    return found
+class Slices:
+    """Slices [starts[i], starts[i] + lengths[i]) to be taken of arrays, end to end. Both are int64 [slices]."""
+
+    def __init__(self, starts: np.ndarray, lengths: np.ndarray) -> None:
+        total = int(lengths.sum())
+        self._long = total > LONG_SLICE * len(starts) > 0
+        if self._long:
+            self._bounds = list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
+        else:
+            self._index = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(total)
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """The slices of ``values``, as a new array."""
+        if self._long:
+            return np.concatenate([values[start:stop] for start, stop in self._bounds])
+        found: np.ndarray = values.take(self._index)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +162,8 @@ class Documents:
         offsets = np.zeros(len(which) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         values = {name: [column[i] for i in which.tolist()] for name, column in self.values.items()}
-        tokens = {name: gather(flat, starts, lengths) for name, flat in self.tokens.items()}
+        slices = Slices(starts, lengths)
+        tokens = {name: slices.of(flat) for name, flat in self.tokens.items()}
         return Documents(values, tokens, offsets, self.origin[which], self.balance)
 
     def cut(self, characters: int) -> Documents:

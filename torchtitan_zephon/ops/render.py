@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ..records import IGNORE_LABEL, Documents, Rows, gather
+from ..records import IGNORE_LABEL, Documents, Rows, Slices
 from .packers import NO_PIECE
 
 
@@ -64,12 +64,16 @@ def _rows(documents: Documents, placement: np.ndarray, rows: int, padding_id: in
     if len(short := np.flatnonzero(filled < seq_len)):  # padding is a piece too, of what stands before the documents
         starts = np.insert(starts + seq_len, first_piece[short + 1], 0)
         lengths = np.insert(lengths, first_piece[short + 1], seq_len - filled[short])
+    slices, numbers = Slices(starts, lengths), Slices(np.zeros_like(starts), lengths)
     columns = {}
     for name, values, padding in COLUMNS:
         if values is None:
-            found = gather(np.arange(seq_len, dtype=np.int32), np.zeros_like(starts), lengths)
+            found = numbers.of(np.arange(seq_len, dtype=np.int32))
         else:
-            before = np.full(seq_len * bool(len(short)), padding_id if padding == "token" else padding, np.int32)
-            found = gather(np.concatenate([before, values(documents)]), starts, lengths)
+            flat = values(documents)
+            if len(short):
+                before = np.full(seq_len, padding_id if padding == "token" else padding, np.int32)
+                flat = np.concatenate([before, flat])
+            found = slices.of(flat)
         columns[name] = found.reshape(rows, seq_len)
     return Rows(columns, np.column_stack([column, documents.origin[document]]), first_piece, filled)
