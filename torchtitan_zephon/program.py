@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -73,21 +73,14 @@ class Program:
         return self.recipe.packing(self.seq_len, self.tokenize.padding_id)
 
     def work(self, chunk: Chunk) -> Packet:
-        """The documents of ``chunk``: read, map and filter, permute, tokenise. Pure; any thread may run it."""
+        """The documents of ``chunk``: read, passed through ``STAGES``, tokenised. Pure; any thread may run it."""
         return Packet.of(self.tokenize(self._documents(chunk)))
 
     def _documents(self, chunk: Chunk) -> Documents:
         documents = read_documents(self.sources[chunk.source], chunk, self.functions)
-        order = self._order(chunk, len(documents))
-        return documents if order is None else documents.take(order)
-
-    def _order(self, chunk: Chunk, documents: int) -> np.ndarray | None:
-        """The order of a chunk's documents, int64 [documents]; None for that of the file."""
-        if not self.recipe.shuffle_records or documents < 2:
-            return None
-        name = self.sources[chunk.source].name
-        key = keyed.key(self.recipe.seed, "records", name, chunk.epoch, chunk.number, chunk.start)
-        return keyed.permutation(key, documents)
+        for stage in STAGES:
+            documents = stage(self, chunk, documents)
+        return documents
 
     def on(self, backend: Wanted) -> Program:
         """This program with another tokenizer back-end. Raises ``TokenizerError`` if that cannot be had."""
@@ -226,6 +219,19 @@ class Program:
             f"{r.shuffle_buffer_sequences} sequences",
         ]
         return "\n".join(lines)
+
+
+def permuted(program: Program, chunk: Chunk, documents: Documents) -> Documents:
+    """The documents of a chunk in a keyed order, if the recipe wants that."""
+    if not program.recipe.shuffle_records or len(documents) < 2:
+        return documents
+    name = program.sources[chunk.source].name
+    key = keyed.key(program.recipe.seed, "records", name, chunk.epoch, chunk.number, chunk.start)
+    return documents.take(keyed.permutation(key, len(documents)))
+
+
+STAGES: tuple[Callable[[Program, Chunk, Documents], Documents], ...] = (permuted,)
+"""What a chunk's documents pass between reading and tokenising, in this order. A stage is pure: any worker runs it."""
 
 
 def check_seq_len(seq_len: int) -> None:
