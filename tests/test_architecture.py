@@ -62,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "settings",
         "ops.carried",
+        "ops.pack",
         "ops.render",
         "ops.tokenize",
         "ops.functions",

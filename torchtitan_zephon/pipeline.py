@@ -16,7 +16,7 @@ from typing import Any, Literal
 from .config import Recipe, RunSettings, SourceConfig
 from .errors import ConfigError, Problems, nearest
 from .ops.functions import Function
-from .ops.packers import PACKERS
+from .ops.pack import PACKERS
 from .ops.tokenizer_files import load_tokenizer
 from .plan.layout import Layout
 from .program import Program, compile_program

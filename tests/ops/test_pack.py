@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.strategies import Document, cuts, documents, tokens_of
-from torchtitan_zephon.ops import packers
+from torchtitan_zephon.ops import first_fit as first_fit_module
 from torchtitan_zephon.ops.pack import Pack, Packing
 from torchtitan_zephon.ops.render import padding_rows, render
 from torchtitan_zephon.records import IGNORE_LABEL, Documents, Rows
@@ -184,11 +184,11 @@ def test_a_carry_does_not_grow_with_documents_that_have_no_input() -> None:
     assert len(packer.held.origin) == 1
 
 
-@given(st.data(), SEQ_LENS, st.sampled_from([1, 2, 3, packers.OPEN_ROWS]))
+@given(st.data(), SEQ_LENS, st.sampled_from([1, 2, 3, first_fit_module.OPEN_ROWS]))
 @settings(max_examples=200)
 def test_first_fit_gives_the_rows_of_the_reference(data: st.DataObject, seq_len: int, most_open: int) -> None:
     items = data.draw(documents(seq_len))
-    with mock.patch.object(packers, "OPEN_ROWS", most_open):
+    with mock.patch.object(first_fit_module, "OPEN_ROWS", most_open):
         packer = first_fit(seq_len)
         rows = add_all(packer, data.draw(cuts(items)))
     closed, still_open = first_fit_reference(items, seq_len, most_open)

@@ -16,8 +16,16 @@ from ..errors import ConfigError
 from ..records import Documents, Rows
 from ..settings import setting
 from .carried import from_plain, to_plain
-from .packers import PACKERS, Choice
+from .first_fit import FirstFit
+from .packers import Choice, Packer
 from .render import render
+from .wrap import Wrap
+
+PACKERS: dict[str, type[Packer]] = {
+    "wrap": Wrap,
+    "first_fit": FirstFit,
+}
+"""By the name that a recipe gives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,10 +60,11 @@ class PackSettings:
 
     def check_packing(self) -> None:
         """Raise ``ConfigError`` for settings that do not go together."""
-        if (self.pack, self.label_shift) == ("first_fit", "sequence"):
+        if self.label_shift not in PACKERS[self.pack].label_shifts:
+            others = " or ".join(repr(name) for name, of in PACKERS.items() if self.label_shift in of.label_shifts)
             raise ConfigError(
-                "recipe: pack = 'first_fit' puts unrelated documents side by side, so label_shift = 'sequence' would "
-                "train on their borders; use label_shift = 'document', or pack = 'wrap'."
+                f"recipe: pack = {self.pack!r} puts unrelated documents side by side, so label_shift = "
+                f"{self.label_shift!r} would train on their borders; use label_shift = 'document', or pack = {others}."
             )
 
     def packing(self, seq_len: int, padding_id: int) -> Packing:

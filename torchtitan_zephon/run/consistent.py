@@ -10,6 +10,7 @@ from typing import Any
 
 from ..lane.stages import PACK
 from ..ops.carried import from_plain
+from ..ops.pack import PACKERS
 from ..plan.segments import SourcePlace
 from ..program import Program
 from ..sealed import damaged
@@ -77,7 +78,7 @@ def _carry_fits(plain: Any, program: Program) -> bool:
     length = len(carry.ids) - 1 if recipe.label_shift == "sequence" else carry.num_inputs
     shards = [len(source.reader.manifest.shards) for source in program.sources]
     return (
-        recipe.pack == "wrap"
+        PACKERS[recipe.pack].carries
         and len(carry) > 0
         and length < program.seq_len
         and int(carry.ids.max()) <= program.tokenize.largest_id()
