@@ -6,6 +6,8 @@ loop over documents.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from .packers import NONE, Choice
@@ -25,8 +27,8 @@ class _OpenRow:
 class FirstFit:
     """Whole documents, first open row with room. ``carried`` is empty."""
 
-    carries = False
-    label_shifts = ("document",)
+    carries: ClassVar[bool] = False
+    label_shifts: ClassVar[tuple[str, ...]] = ("document",)
 
     def __init__(self, seq_len: int, label_shift: str, carried: np.ndarray) -> None:
         self._seq_len = seq_len

@@ -5,6 +5,8 @@ What is left, under one row, is kept across chunks, flushes and checkpoints.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from .packers import NO_PIECE, NONE, Choice
@@ -17,8 +19,8 @@ class Wrap:
     cross the borders (TorchTitan 0.2.2's text loader, which knows none): then one token a row is a label only.
     """
 
-    carries = True
-    label_shifts = ("document", "sequence")
+    carries: ClassVar[bool] = True
+    label_shifts: ClassVar[tuple[str, ...]] = ("document", "sequence")
 
     def __init__(self, seq_len: int, label_shift: str, carried: np.ndarray) -> None:
         self._seq_len, self._border = seq_len, int(label_shift == "document")
