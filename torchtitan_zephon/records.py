@@ -71,27 +71,48 @@ class Figures(NamedTuple):
     delivered_bytes: tuple[float, ...]
 
 
-LONG_SLICE = 64
-"""From this mean length on copying slices is faster than looking up every value: 1 ns a value against 1.5 ns."""
+LONG_SLICE = 256
+"""From this mean length on copying slices is faster than looking up every value."""
 
 
 class Slices:
-    """Slices [starts[i], starts[i] + lengths[i]) to be taken of arrays, end to end. Both are int64 [slices]."""
+    """Slices [starts[i], starts[i] + lengths[i]) to be taken of arrays, end to end. Both are int64 [slices].
+
+    Nanoseconds a value, for slices of 270 values on average: 1.1 by a mask where they ascend, and else 2.6 by copying,
+    or 3.6 and then 1.5 by an index.
+    """
 
     def __init__(self, starts: np.ndarray, lengths: np.ndarray) -> None:
-        total = int(lengths.sum())
-        self._long = total > LONG_SLICE * len(starts) > 0
-        if self._long:
+        self._lengths, self._total = lengths, int(lengths.sum())
+        gaps = starts.copy()
+        gaps[1:] -= starts[:-1] + lengths[:-1]
+        self._mask = None
+        if (gaps >= 0).all():
+            counts = np.stack([gaps, lengths], axis=1).reshape(-1)
+            self._mask = np.repeat(np.tile([False, True], len(starts)), counts)
+        elif self._total > LONG_SLICE * len(starts):
             self._bounds = list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
         else:
-            self._index = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(total)
+            self._index = np.repeat(starts - self._before(), lengths) + np.arange(self._total)
 
     def of(self, values: np.ndarray) -> np.ndarray:
         """The slices of ``values``, as a new array."""
-        if self._long:
-            return np.concatenate([values[start:stop] for start, stop in self._bounds])
-        found: np.ndarray = values.take(self._index)
+        found: np.ndarray
+        if self._mask is not None:
+            found = values[: len(self._mask)][self._mask]
+        elif self._total > LONG_SLICE * len(self._lengths):
+            found = np.concatenate([values[start:stop] for start, stop in self._bounds])
+        else:
+            found = values.take(self._index)
         return found
+
+    def count(self) -> np.ndarray:
+        """The distance of each value from the beginning of its slice: int32 [values]."""
+        return np.arange(self._total, dtype=np.int32) - np.repeat(self._before().astype(np.int32), self._lengths)
+
+    def _before(self) -> np.ndarray:
+        before: np.ndarray = np.cumsum(self._lengths) - self._lengths
+        return before
 
 
 @dataclass(frozen=True, slots=True)

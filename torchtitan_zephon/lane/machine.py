@@ -181,9 +181,10 @@ class Lane:
     def take(self) -> Sequence:
         """The next sequence; padding if the lane is dry. Call only if ``ready`` or ``dry``."""
         sequence = self._taker.pad(padding(self.program)) if self.dry else self._taker.take(self._ready.popleft())
-        self.balance.sequences += 1
-        self.balance.tokens_out += sequence.filled
-        self.balance.padded += self.program.packing.seq_len - sequence.filled
+        filled, balance = sequence.filled, self.balance
+        balance.sequences += 1
+        balance.tokens_out += filled
+        balance.padded += self.program.packing.seq_len - filled
         return sequence
 
     def state(self) -> LaneState:

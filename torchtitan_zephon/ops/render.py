@@ -64,11 +64,11 @@ def _rows(documents: Documents, placement: np.ndarray, rows: int, padding_id: in
     if len(short := np.flatnonzero(filled < seq_len)):  # padding is a piece too, of what stands before the documents
         starts = np.insert(starts + seq_len, first_piece[short + 1], 0)
         lengths = np.insert(lengths, first_piece[short + 1], seq_len - filled[short])
-    slices, numbers = Slices(starts, lengths), Slices(np.zeros_like(starts), lengths)
+    slices = Slices(starts, lengths)
     columns = {}
     for name, values, padding in COLUMNS:
         if values is None:
-            found = numbers.of(np.arange(seq_len, dtype=np.int32))
+            found = slices.count()
         else:
             flat = values(documents)
             if len(short):

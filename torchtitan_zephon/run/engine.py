@@ -136,13 +136,13 @@ class LaneEngine:
         layout, step = self._layout, self.step + 1
         sequences: list[Sequence] = []
         entries: list[LaneEntry] = []
-        index = layout.own_lanes.start * layout.lane_sequences
+        part, index = layout.part, layout.own_lanes.start * layout.lane_sequences
         for lane in self._lanes:
             hashes = hashlib.sha256()
             for _ in range(layout.lane_sequences):
                 sequence = self._take(lane)
                 hashes.update(lane.taken_hash)
-                if index in layout.part:  # not so of a lane that is shared: another rank feeds it
+                if index in part:  # not so of a lane that is shared: another rank feeds it
                     sequences.append(sequence)
                 index += 1
             entries.append(LaneEntry(lane.number, hashes.hexdigest(), lane.read_digests))

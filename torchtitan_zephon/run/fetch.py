@@ -36,6 +36,8 @@ class Fetch:
 
     def read_on(self, lane: Lane) -> None:
         """Let chunks arrive until ``lane`` has a sequence, or is dry."""
+        if lane.ready:
+            return
         work, trips = self._work[lane.number], self._trips[lane.number]
         while not lane.ready and not lane.dry:
             if trips:
