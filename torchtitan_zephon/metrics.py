@@ -28,7 +28,7 @@ NAMES = {
     "share/SOURCE": "Share of the tokens handed to the trainers of all ranks that came from the source, since step 1.",
     "share_error/SOURCE": "That share less the source's weight.",
     "epoch/SOURCE": "Passes through the source that were handed to the trainers of all ranks.",
-    "estimate_error/SOURCE": "Tokens of the source that this rank packed, over what the estimate promised for them, less 1.",
+    "estimate_error/SOURCE": "Tokens of the source that this rank packed, over what was estimated for them, less 1.",
     "packed_share/SOURCE": "The source's share of what this rank has packed, which runs ahead of its trainer.",
 }
 """Metric, below ``PREFIX``, and what it says."""
