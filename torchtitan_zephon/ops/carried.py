@@ -45,7 +45,7 @@ def from_plain(value: Any, names: Sequence[str]) -> Documents:
         if (
             (offsets[0], offsets[-1]) == (0, len(raw))
             and len(offsets) == len(origin) + 1
-            and (np.diff(offsets) >= 1).all()
+            and (np.diff(offsets) >= 0).all()
             and to_plain(documents, names) == value
         ):
             return documents

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..lane.stages import PACK
 from ..ops.carried import from_plain
 from ..ops.pack import PACKERS
@@ -80,6 +82,7 @@ def _carry_fits(plain: Any, program: Program) -> bool:
     return (
         PACKERS[recipe.pack].carries
         and len(carry) > 0
+        and bool(np.diff(carry.offsets).all())
         and length < program.seq_len
         and int(carry.ids.max()) <= program.tokenize.largest_id()
         and all(shard < shards[source] for source, shard, *_ in carry.origin.tolist())
