@@ -407,6 +407,32 @@ def test_a_repeating_lane_without_a_usable_document_ends_with_an_error() -> None
         driver.take()
 
 
+class Nothing:
+    """A stage that lets no document go."""
+
+    def __init__(self, carry: Any) -> None:
+        self.carried = carry
+
+    def add(self, documents: Documents) -> Documents:
+        return Documents.empty()
+
+    def flush(self) -> Documents:
+        return Documents.empty()
+
+    def finish(self) -> Documents:
+        return Documents.empty()
+
+    def carry(self) -> Any:
+        return self.carried
+
+
+def test_a_repeating_lane_of_which_a_stage_lets_nothing_go_ends_with_an_error() -> None:
+    with mock.patch(f"{__name__}.LINKS", (Link("nothing", Nothing, double),)):
+        driver = Driver(Setting(links=True))
+    with pytest.raises(SourceError, match=r"lane 0 read \d+ chunks of 'small', 'wiki' and found no usable document"):
+        driver.take()
+
+
 def changed_work(source: int, nth: int) -> Any:
     """``work``, but in the ``nth`` chunk of ``source`` one token is another."""
     seen = Counter[int]()

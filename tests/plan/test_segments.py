@@ -195,3 +195,10 @@ def test_the_last_chunk_of_a_pass_ends_the_lane_and_is_read_once(segment_chunks:
     assert [planned.ends == "lane" for planned in found] == [False] * (len(found) - 1) + [True]
     parts = [(p.chunk.source, p.chunk.start) for p in found]
     assert len(set(parts)) == len(parts) == 2 * 11 + 1  # the first chunk is taken in two parts
+
+
+def test_no_segment_begins_at_the_end_of_a_pass() -> None:
+    plan = plan_of([0.5, 0.5], chunks=4, repeat=False)
+    [*_, last] = segments(plan, lambda chunk: chunk.num_bytes)
+    assert plan.holds(last.sources)
+    assert not plan.holds(plan.after(last.sources, last.planned[-1].behind, last.tokens))

@@ -73,7 +73,7 @@ class Lane:
         self._rows = MakeRows(program, start)
         self._ready: deque[Ready] = deque()
         self._taker = Taker(program, start, state)
-        self._barren_chunks = 0
+        self._barren_chunks = self._barren_segments = 0
         self._finished = False
         if not any(program.plan.runs.alive(program.plan.runs.start)):
             self._leave(self._rows.end(), None)
@@ -137,7 +137,6 @@ class Lane:
         planned = self._pending.popleft()
         documents, s = packet.documents, planned.chunk.source
         self.balance.add(documents.balance)
-        self._check_barren(documents)
         digest = hashlib.blake2b(self._digests[s].encode() + packet.digest, digest_size=8).hexdigest()
         digests = (*self._digests[:s], digest, *self._digests[s + 1 :])
         self._digests = no_digests(self.program) if planned.ends else digests
@@ -152,6 +151,7 @@ class Lane:
         if link < len(self._links):
             self.trips.append(Trip(link, self._links[link].passed(packet)))
         else:
+            self._check_barren(packet)
             self._leave(self._rows.passed(packet), packet)
 
     def _leave(self, sequences: list[Hashed], packet: Passing | None) -> None:
@@ -167,15 +167,19 @@ class Lane:
             if sequences:
                 self._ready[-1] = self._ready[-1]._replace(next_start=next_start)
 
-    def _check_barren(self, documents: Documents) -> None:
-        """A repeating lane must not spin for ever on sources without a usable document."""
-        runs = self.program.plan.runs
-        self._barren_chunks = 0 if self.program.packing.usable(documents) else self._barren_chunks + 1
+    def _check_barren(self, packet: Passing) -> None:
+        """A repeating lane must not spin for ever on packets that reach the packer without a usable document.
+
+        A stage may hold all documents of a segment, and carry them through the next one.
+        """
+        runs, usable = self.program.plan.runs, self.program.packing.usable(packet.documents) > 0
+        self._barren_chunks = 0 if usable else self._barren_chunks + 1
+        self._barren_segments = 0 if usable else self._barren_segments + bool(packet.planned.ends)
         limit = 64 + 20 * sum(t.num_chunks for t in runs.tables)
-        if self._barren_chunks > limit and runs.repeat:
+        if self._barren_chunks > limit and runs.repeat and (self._barren_segments > 2 or not self._links):
             raise SourceError(
-                f"lane {self.number} read {limit} chunks of {', '.join(map(repr, self.program.source_names))} "
-                f"and found no usable document ({self.balance})."
+                f"lane {self.number} read {self._barren_chunks} chunks of "
+                f"{', '.join(map(repr, self.program.source_names))} and found no usable document ({self.balance})."
             )
 
     def take(self) -> Sequence:

@@ -126,8 +126,9 @@ class LanePlan:
         return (SourcePlace(),) * len(self.tokens_per_mib)
 
     def holds(self, sources: Sequence[SourcePlace]) -> bool:
-        """Whether the plan has the runs and chunks at which ``sources`` stand."""
-        return self.runs.holds(_cursor(sources))
+        """Whether a segment can begin where ``sources`` stand: at runs and chunks of the plan, not at a pass's end."""
+        cursor = _cursor(sources)
+        return self.runs.holds(cursor) and (cursor == self.runs.start or any(self.runs.alive(cursor)))
 
     def begin(self, sources: Sequence[SourcePlace]) -> tuple[Place, Shares]:
         """The segment that begins where ``sources`` stand. Their ``last_tokens`` are of no account."""
