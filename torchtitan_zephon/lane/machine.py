@@ -32,6 +32,13 @@ class Trip(NamedTuple):
     packet: Passing
 
 
+class Barren(NamedTuple):
+    """Packets since the last one with a usable document: chunks, and ends of segments among them."""
+
+    chunks: int
+    segments: int
+
+
 class Planner:
     """What a lane reads next: at most to the end of the segment after the one whose packets pass the packer.
 
@@ -73,7 +80,7 @@ class Lane:
         self._rows = MakeRows(program, start)
         self._ready: deque[Ready] = deque()
         self._taker = Taker(program, start, state)
-        self._barren_chunks = self._barren_segments = 0
+        self._barren = Barren(0, 0)
         self._finished = False
         if not any(program.plan.runs.alive(program.plan.runs.start)):
             self._leave(self._rows.end(), None)
@@ -173,12 +180,12 @@ class Lane:
         A stage may hold all documents of a segment, and carry them through the next one.
         """
         runs, usable = self.program.plan.runs, self.program.packing.usable(packet.documents) > 0
-        self._barren_chunks = 0 if usable else self._barren_chunks + 1
-        self._barren_segments = 0 if usable else self._barren_segments + bool(packet.planned.ends)
+        chunks, segments = self._barren
+        self._barren = Barren(0, 0) if usable else Barren(chunks + 1, segments + bool(packet.planned.ends))
         limit = 64 + 20 * sum(t.num_chunks for t in runs.tables)
-        if self._barren_chunks > limit and runs.repeat and (self._barren_segments > 2 or not self._links):
+        if self._barren.chunks > limit and runs.repeat and (self._barren.segments > 2 or not self._links):
             raise SourceError(
-                f"lane {self.number} read {self._barren_chunks} chunks of "
+                f"lane {self.number} read {self._barren.chunks} chunks of "
                 f"{', '.join(map(repr, self.program.source_names))} and found no usable document ({self.balance})."
             )
 
