@@ -33,7 +33,7 @@ class Accumulator(Protocol):
     """A stage that decides: one a lane, told of documents in order.
 
     ``flush`` gives what it still holds where a segment ends, except its carry; ``finish`` gives that too. ``carry``: as
-    plain values, None for nothing.
+    plain values, None for nothing; the state keeps them, so the stage changes them no more.
     """
 
     def add(self, documents: Documents) -> Documents: ...
