@@ -23,7 +23,7 @@ from torchtitan_zephon.ops.carried import to_plain
 from torchtitan_zephon.plan.chunking import Pieces, cut
 from torchtitan_zephon.plan.cursor import Endless, LaneRuns, lane_offsets, order_keys
 from torchtitan_zephon.plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
-from torchtitan_zephon.plan.segments import LanePlan
+from torchtitan_zephon.plan.segments import LanePlan, SourcePlace
 from torchtitan_zephon.read.files import list_source
 from torchtitan_zephon.records import Documents
 from torchtitan_zephon.state import LaneState, SegmentStart, decode_lane, encode_lane
@@ -68,7 +68,7 @@ def main() -> None:
     print(f"cut {SHARDS:,} shards into {chunks:,} chunks: {time.perf_counter() - started:.2f} s, ", end="")
     print(f"{held / 1e6:.0f} MB held, {most / 1e6:.0f} MB at the peak")
 
-    sources, segments, planned, tokens = plan.first(), 0, 0, 0
+    sources, segments, planned, tokens = (SourcePlace(),) * len(plan.tokens_per_mib), 0, 0, 0
     started = time.process_time()
     while tokens < TOKENS / LANES:
         place, shares = plan.begin(sources)

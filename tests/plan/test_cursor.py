@@ -13,7 +13,7 @@ from torchtitan_zephon.plan.chunking import Chunk, ChunkTable, Pieces, cut
 from torchtitan_zephon.plan.cursor import Dealt, Endless, LaneRuns, lane_offsets, order_keys
 from torchtitan_zephon.plan.keyed import permutation
 from torchtitan_zephon.plan.mixture import Begin, Mixture
-from torchtitan_zephon.plan.segments import LanePlan
+from torchtitan_zephon.plan.segments import LanePlan, SourcePlace
 
 
 def plan_of(
@@ -41,7 +41,7 @@ def plan_of(
 
 def chunks_of(plan: LanePlan, most: int = 100_000) -> list[Chunk]:
     """The first ``most`` chunks of ``plan``, or all."""
-    (place, shares), chunks = plan.begin(plan.first()), []
+    (place, shares), chunks = plan.begin((SourcePlace(),) * len(plan.tokens_per_mib)), []
     while len(chunks) < most and (planned := plan.next(place, shares)):
         chunks.append(planned.chunk)
         place = planned.behind

@@ -57,7 +57,7 @@ class Segment(NamedTuple):
 
 def segments(plan: LanePlan, tokens_of: Tokens) -> Iterator[Segment]:
     """The segments of a lane, each read whole before the next one is planned."""
-    sources = plan.first()
+    sources = (SourcePlace(),) * len(plan.tokens_per_mib)
     while True:
         place, shares = plan.begin(sources)
         segment = Segment(sources, [], [0] * len(sources))

@@ -121,10 +121,6 @@ class LanePlan:
     segment_tokens: int
     measured: bool
 
-    def first(self) -> tuple[SourcePlace, ...]:
-        """Where the stream begins."""
-        return (SourcePlace(),) * len(self.tokens_per_mib)
-
     def holds(self, sources: Sequence[SourcePlace]) -> bool:
         """Whether a segment can begin where ``sources`` stand: at runs and chunks of the plan, not at a pass's end."""
         cursor = _cursor(sources)
