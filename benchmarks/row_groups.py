@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from torchtitan_zephon.documents import read_documents
 from torchtitan_zephon.plan.chunking import Chunk
+from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.read.source import open_source
 
 ROWS = 42_000
@@ -59,7 +60,7 @@ def write(path: Path, groups: int) -> None:
 
 def measure(path: Path, most: int) -> None:
     before, started = resident_mib(), time.process_time()
-    source = open_source("s", str(path), "text")
+    source = open_source("s", SourceConfig(path=str(path)))
     opened = time.process_time() - started
     units = source.reader.pieces().units.tolist()
     every = max(1, len(units) // most)

@@ -25,6 +25,7 @@ from torchtitan_zephon.plan.cursor import Endless, LaneRuns, lane_offsets, order
 from torchtitan_zephon.plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from torchtitan_zephon.plan.segments import LanePlan, SourcePlace
 from torchtitan_zephon.read.files import list_source
+from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.records import Documents
 from torchtitan_zephon.state import LaneState, SegmentStart, decode_lane, encode_lane
 
@@ -108,7 +109,7 @@ def main() -> None:
                 folder.mkdir(exist_ok=True)
                 (folder / f"{k:07d}.jsonl").write_bytes(b'{"text":"x"}\n')
             started = time.perf_counter()
-            list_source("s", name)
+            list_source("s", SourceConfig(path=name))
             print(f"listed and fingerprinted {options.files:,} files in {time.perf_counter() - started:.1f} s")
 
 

@@ -31,6 +31,7 @@ from torchtitan_zephon import (
 from torchtitan_zephon.ops.tokenize import Tokenize, check_vocabulary
 from torchtitan_zephon.ops.tokenizer_files import load_tokenizer
 from torchtitan_zephon.read import files
+from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.state import decode_stream
 
 Sources = dict[str, Path]
@@ -238,7 +239,7 @@ def test_a_linked_folder_in_a_source_is_read_or_refused(sources: Sources, tmp_pa
     (tmp_path / "all").mkdir()
     (tmp_path / "all" / "news").symlink_to(sources["news"], target_is_directory=True)
     shutil.copytree(sources["wiki"], tmp_path / "all" / "wiki")
-    manifest = files.list_source("all", str(tmp_path / "all"))
+    manifest = files.list_source("all", SourceConfig(path=str(tmp_path / "all")))
     assert len(manifest.shards) == 4
 
 
@@ -247,12 +248,15 @@ def test_a_folder_that_is_also_linked_from_its_neighbour_is_read_once_or_refused
     for name in ("a", "c"):
         (tmp_path / "all" / name).symlink_to(tmp_path / "all" / "b", target_is_directory=True)
     (tmp_path / "all" / "b" / "up").symlink_to(tmp_path / "all", target_is_directory=True)
-    assert len(files.list_source("all", str(tmp_path / "all")).shards) == 1
+    assert len(files.list_source("all", SourceConfig(path=str(tmp_path / "all"))).shards) == 1
 
 
 def test_a_named_pipe_among_the_files_is_left_out_or_refused(sources: Sources) -> None:
     os.mkfifo(sources["news"] / "2.jsonl")
-    code = "import sys; from torchtitan_zephon.read.files import list_source; list_source('news', sys.argv[1])"
+    code = (
+        "import sys; from torchtitan_zephon import SourceConfig; from torchtitan_zephon.read.files import list_source; "
+        "list_source('news', SourceConfig(path=sys.argv[1]))"
+    )
     error = ended(code, sources["news"])
     assert not error or "SourceError" in error
 

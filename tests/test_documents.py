@@ -15,6 +15,7 @@ from torchtitan_zephon.documents import read_documents
 from torchtitan_zephon.ops import fields
 from torchtitan_zephon.ops.functions import Function
 from torchtitan_zephon.plan.chunking import Chunk
+from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.read.source import Source, open_source
 from torchtitan_zephon.records import Documents
 
@@ -23,7 +24,7 @@ LINE_2 = b'{"id": 2, "text": "two"}'
 
 
 def source_of(path: Path, field: str = "text") -> Source:
-    return open_source("wiki", str(path), field)
+    return open_source("wiki", SourceConfig(path=str(path), field=field))
 
 
 def all_texts(source: Source, *functions: Function) -> Documents:

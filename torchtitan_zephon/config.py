@@ -21,19 +21,9 @@ from .ops.tokenize import TokenizeSettings
 from .paths import anchor_paths
 from .plan.chunking import ChunkSettings
 from .plan.segments import SegmentSettings
+from .read.settings import SourceConfig as SourceConfig
 from .settings import check_fields, from_table, setting
 from .toml_files import load_toml
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SourceConfig:
-    """One named source: ``[zephon.sources.NAME]``."""
-
-    path: str = setting("", "File, folder or glob of JSONL or Parquet; relative to the TOML file.")
-    weight: float = setting(
-        1.0, "Share of tokens, relative to the other weights; above 0. Give one to every source, or to none."
-    )
-    field: str = setting("text", "Name of the record's text field (JSONL) or column (Parquet).")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -273,7 +273,7 @@ def opened(name: str, source: SourceConfig) -> Source:
     """The open source ``name``. Raises ``SourceError``; where its path leads nowhere, with how that was stated."""
     path = source.path
     try:
-        return open_source(name, path, source.field)
+        return open_source(name, source)
     except SourceError as error:
         if not isinstance(path, StatedPath) or not path.hint or Path(path).exists():
             raise

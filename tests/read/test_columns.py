@@ -20,6 +20,7 @@ from torchtitan_zephon.documents import read_documents
 from torchtitan_zephon.ops.functions import Function
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.read.parquet import ParquetReader
+from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.read.source import Source, open_source
 
 TEXTS = texts_of(200)
@@ -81,9 +82,10 @@ def test_an_encrypted_column_beside_the_text_is_left_alone(tmp_path: Path) -> No
     # In a process of its own: what is tested here ended the process, by a signal.
     encrypted(tmp_path / "a.parquet", table_of(secret=TEXTS), ["secret"])
     script = (
-        "import sys; from torchtitan_zephon.read.source import open_source; "
+        "import sys; from torchtitan_zephon import SourceConfig; "
+        "from torchtitan_zephon.read.source import open_source; "
         "from torchtitan_zephon.plan.chunking import Chunk; from torchtitan_zephon.documents import read_documents; "
-        "s = open_source('s', sys.argv[1], 'text'); "
+        "s = open_source('s', SourceConfig(path=sys.argv[1])); "
         "print(s.reader.pieces().sizes.tolist(), len(read_documents(s, Chunk(0, 0, 0, 1, 0, 100, 1), ())))"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120)
@@ -93,7 +95,7 @@ def test_an_encrypted_column_beside_the_text_is_left_alone(tmp_path: Path) -> No
 
 def test_functions_work_beside_an_encrypted_column(tmp_path: Path) -> None:
     encrypted(tmp_path / "a.parquet", table_of(secret=TEXTS), ["secret"])
-    source = open_source("s", str(tmp_path), "text")
+    source = open_source("s", SourceConfig(path=str(tmp_path)))
     assert texts(source, even, shout) == [t.upper() for t in TEXTS[::2]]
     assert texts(source, keeping(lambda r: "secret" in r)) == TEXTS
 
@@ -102,7 +104,7 @@ def test_functions_work_beside_an_encrypted_column(tmp_path: Path) -> None:
 def test_an_encrypted_column_that_a_function_asks_for_is_refused_by_name(call: Any, tmp_path: Path) -> None:
     encrypted(tmp_path / "a.parquet", table_of(secret=TEXTS), ["secret"])
     with pytest.raises(RecordError, match=r"column 'secret' of rows 0 to 29 cannot be read.*Cannot decrypt") as refusal:
-        texts(open_source("wiki", str(tmp_path), "text"), mapping(call))
+        texts(open_source("wiki", SourceConfig(path=str(tmp_path))), mapping(call))
     assert (refusal.value.source, refusal.value.shard, refusal.value.place) == ("wiki", "a.parquet", "row 0")
 
 
@@ -115,15 +117,15 @@ def test_a_function_that_does_without_a_column_it_cannot_have_goes_on(tmp_path: 
         except Exception:
             return record["n"] < 150
 
-    assert texts(open_source("s", str(tmp_path), "text"), keeping(careful)) == TEXTS[:150]
+    assert texts(open_source("s", SourceConfig(path=str(tmp_path))), keeping(careful)) == TEXTS[:150]
 
 
 def test_a_column_that_is_encrypted_in_another_file_only_is_read_where_it_is_plain(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", table_of(secret=TEXTS))
     encrypted(tmp_path / "b.parquet", table_of(secret=TEXTS), ["secret"])
     asks = keeping(lambda r: r["n"] >= 100 or (r["secret"] and False))
-    assert texts(open_source("s", str(tmp_path / "a.parquet"), "text"), asks) == TEXTS[100:]
-    source = open_source("s", str(tmp_path), "text")
+    assert texts(open_source("s", SourceConfig(path=str(tmp_path / "a.parquet"))), asks) == TEXTS[100:]
+    source = open_source("s", SourceConfig(path=str(tmp_path)))
     assert len(read_documents(source, Chunk(0, 0, 0, 0, 0, 100, 1), (asks,))) == 0  # the column is asked for and read
     assert read_documents(source, Chunk(0, 0, 0, 3, 0, 100, 1), (asks,)).values["text"] == TEXTS[100:]  # it is neither
     with pytest.raises(RecordError, match=r"b\.parquet', row 0: column 'secret' of rows 0 to 99 cannot be read"):
@@ -135,20 +137,20 @@ def test_a_text_column_that_is_encrypted_is_refused(plaintext_footer: bool, tmp_
     encrypted(tmp_path / "a.parquet", table_of(), ["text"], plaintext_footer)
     expected = r"a\.parquet': column 'text' cannot be read.*encrypted" if plaintext_footer else "encrypted Parquet file"
     with pytest.raises(SourceError, match=expected):
-        open_source("s", str(tmp_path), "text")
+        open_source("s", SourceConfig(path=str(tmp_path)))
 
 
 def test_encrypted_ids_are_refused(tmp_path: Path) -> None:
     table = pa.table({"ids": pa.array([[1, 2]] * 9, pa.list_(pa.int32()))})
     encrypted(tmp_path / "a.parquet", table, ["ids.list.element"])
     with pytest.raises(SourceError, match="column 'ids' cannot be read"):
-        open_source("s", str(tmp_path), "ids")
+        open_source("s", SourceConfig(path=str(tmp_path), field="ids"))
 
 
 def test_a_file_whose_footer_is_encrypted_is_refused_with_the_way_out(tmp_path: Path) -> None:
     encrypted(tmp_path / "a.parquet", table_of(secret=TEXTS), ["secret"], plaintext_footer=False)
     with pytest.raises(SourceError, match=r"a\.parquet' is an encrypted Parquet file .*write a plain copy"):
-        open_source("s", str(tmp_path), "text")
+        open_source("s", SourceConfig(path=str(tmp_path)))
 
 
 DAMAGED = {
@@ -162,7 +164,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_values_without_a_form_in_python_do_not_trouble_a_function_that_does_not_ask(kind: str, tmp_path: Path) -> None:
-    source = open_source("s", str(write(tmp_path / "a.parquet", table_of(odd=DAMAGED[kind]))), "text")
+    source = open_source("s", SourceConfig(path=str(write(tmp_path / "a.parquet", table_of(odd=DAMAGED[kind])))))
     assert texts(source, even, shout) == [t.upper() for t in TEXTS[::2]]
     assert texts(source, mapping(lambda r: r)) == TEXTS
     assert texts(source, mapping(lambda r: r | {"text": "x"})) == ["x"] * 200
@@ -170,7 +172,7 @@ def test_values_without_a_form_in_python_do_not_trouble_a_function_that_does_not
 
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_a_value_without_a_form_in_python_is_refused_with_column_and_row(kind: str, tmp_path: Path) -> None:
-    source = open_source("s", str(write(tmp_path / "a.parquet", table_of(odd=DAMAGED[kind]))), "text")
+    source = open_source("s", SourceConfig(path=str(write(tmp_path / "a.parquet", table_of(odd=DAMAGED[kind])))))
     asks = keeping(lambda r: r["n"] < 42 or r["odd"])
     with pytest.raises(RecordError, match=r"'a\.parquet', row 42: column 'odd' cannot be decoded: \w+: "):
         texts(source, asks)
@@ -178,7 +180,7 @@ def test_a_value_without_a_form_in_python_is_refused_with_column_and_row(kind: s
 
 def test_a_text_that_is_not_utf_8_is_refused_with_its_row(tmp_path: Path) -> None:
     column = pa.array([b"fine"] * 57 + [b"\xff"] + [b"fine"] * 142).view(pa.string())
-    source = open_source("s", str(write(tmp_path / "a.parquet", pa.table({"text": column}))), "text")
+    source = open_source("s", SourceConfig(path=str(write(tmp_path / "a.parquet", pa.table({"text": column})))))
     for functions in ((), (mapping(lambda r: r),)):
         with pytest.raises(RecordError, match=r"'a\.parquet', row 57: column 'text' cannot be decoded: UnicodeDecode"):
             texts(source, *functions)
@@ -197,11 +199,11 @@ def test_a_column_of_another_is_not_taken_for_the_text(tmp_path: Path) -> None:
             "n": range(200),
         }
     )
-    source = open_source("s", str(write(tmp_path / "a.parquet", table)), "text")
+    source = open_source("s", SourceConfig(path=str(write(tmp_path / "a.parquet", table))))
     assert texts(source) == TEXTS
     assert texts(source, even, mapping(lambda r: r if r["nested"][0]["text"] == r["text.x"] else {})) == TEXTS[::2]
     assert source.reader.pieces().sizes.sum() == sum(len(t.encode()) for t in TEXTS)
-    source = open_source("s", str(tmp_path), "text.x")
+    source = open_source("s", SourceConfig(path=str(tmp_path), field="text.x"))
     assert texts(source) == ["wrong"] * 200
 
 
@@ -220,7 +222,7 @@ def test_other_columns_of_any_type_stand_beside_the_text(tmp_path: Path) -> None
     front = pa.table(columns)
     for name, column in table_of().to_pydict().items():
         front = front.append_column(name, pa.array(column))
-    source = open_source("s", str(write(tmp_path / "a.parquet", front)), "text")
+    source = open_source("s", SourceConfig(path=str(write(tmp_path / "a.parquet", front))))
     assert texts(source, even) == TEXTS[::2]
     expected = front.slice(0, 200).to_pylist()
     assert texts(source, keeping(lambda r: r == expected[r["n"]])) == TEXTS
@@ -228,13 +230,13 @@ def test_other_columns_of_any_type_stand_beside_the_text(tmp_path: Path) -> None
 
 def test_columns_with_one_name_trouble_only_who_asks_for_them(tmp_path: Path) -> None:
     table = pa.table([pa.array(c) for c in (TEXTS, range(200), TEXTS, TEXTS)], names=["text", "n", "twice", "twice"])
-    source = open_source("s", str(write(tmp_path / "a.parquet", table)), "text")
+    source = open_source("s", SourceConfig(path=str(write(tmp_path / "a.parquet", table))))
     assert texts(source) == texts(source, mapping(lambda r: r)) == TEXTS
     assert texts(source, even) == TEXTS[::2]
     with pytest.raises(RecordError, match="column 'twice' of rows 0 to 29: there are 2 columns of this name"):
         texts(source, keeping(lambda r: r["twice"]))
     with pytest.raises(SourceError, match="2 columns named 'twice'"):
-        open_source("s", str(tmp_path), "twice")
+        open_source("s", SourceConfig(path=str(tmp_path), field="twice"))
 
 
 @pytest.mark.parametrize("odd", [pa.table({"text": pa.array([], pa.int64())}), pa.table({"other": pa.nulls(0)})])
@@ -242,30 +244,32 @@ def test_columns_with_one_name_trouble_only_who_asks_for_them(tmp_path: Path) ->
 def test_a_file_without_rows_decides_nothing(name: str, odd: pa.Table, tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", table_of())
     pq.write_table(odd, tmp_path / name)
-    assert texts(open_source("s", str(tmp_path), "text"), even) == TEXTS[::2]
+    assert texts(open_source("s", SourceConfig(path=str(tmp_path))), even) == TEXTS[::2]
     ids = pa.table({"text": pa.array([[1, 2]], pa.list_(pa.int32()))})
     pq.write_table(ids, tmp_path / "a.parquet")
-    assert open_source("s", str(tmp_path), "text").reader.contents == "ids"
+    assert open_source("s", SourceConfig(path=str(tmp_path))).reader.contents == "ids"
 
 
 def test_a_shard_whose_texts_are_all_null_is_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", table_of())
     pq.write_table(pa.table({"text": pa.nulls(3)}), tmp_path / "b.parquet")
     with pytest.raises(SourceError, match=r"b\.parquet': column 'text' holds null, neither text"):
-        open_source("s", str(tmp_path), "text")
+        open_source("s", SourceConfig(path=str(tmp_path)))
 
 
 def test_shards_may_have_other_columns_in_another_order(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", table_of(extra=range(200)))
     write(tmp_path / "b.parquet", table_of().select(["n", "text"]))
-    source = open_source("s", str(tmp_path), "text")
+    source = open_source("s", SourceConfig(path=str(tmp_path)))
     assert texts(source, keeping(lambda r: r.get("extra", r["n"]) < 50)) == TEXTS[:50] * 2
     with pytest.raises(FunctionError, match=r"KeyError: 'extra'.*b\.parquet"):
         texts(source, keeping(lambda r: r["extra"] >= 0))
 
 
 def test_only_columns_that_functions_ask_for_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = open_source("s", str(write(tmp_path / "a.parquet", table_of(extra=range(200), more=TEXTS))), "text")
+    source = open_source(
+        "s", SourceConfig(path=str(write(tmp_path / "a.parquet", table_of(extra=range(200), more=TEXTS))))
+    )
     assert isinstance(source.reader, ParquetReader)
     read: list[tuple[str, ...]] = []
     batches = source.reader._groups.batches
@@ -278,6 +282,6 @@ def test_only_columns_that_functions_ask_for_are_read(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("columns", [1, 40])
 def test_whole_records_are_those_of_the_file(columns: int, tmp_path: Path) -> None:
     table = table_of(**{f"c{i}": np.arange(200) * i for i in range(columns)})
-    source = open_source("s", str(write(tmp_path / "a.parquet", table)), "text")
+    source = open_source("s", SourceConfig(path=str(write(tmp_path / "a.parquet", table))))
     expected = table.to_pylist()
     assert texts(source, keeping(lambda r: {**r} == expected[r["n"]] and list(r) == table.column_names)) == TEXTS

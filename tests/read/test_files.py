@@ -12,6 +12,7 @@ import pytest
 from tests.scenarios import write_jsonl, write_parquet
 from torchtitan_zephon import SourceError
 from torchtitan_zephon.read.files import list_source, shared_files
+from torchtitan_zephon.read.settings import SourceConfig
 
 NAMES = ["part-2.jsonl", "part-10.jsonl", "Zebra.jsonl", "a/b.jsonl", "a.jsonl", "a-b.jsonl", "ä.jsonl", "東.jsonl"]
 BYTEWISE = ["Zebra.jsonl", "a-b.jsonl", "a.jsonl", "a/b.jsonl", "part-10.jsonl", "part-2.jsonl", "ä.jsonl", "東.jsonl"]
@@ -25,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def names_of(path: Path | str) -> list[str]:
-    return [shard.name for shard in list_source("s", str(path)).shards]
+    return [shard.name for shard in list_source("s", SourceConfig(path=str(path))).shards]
 
 
 def test_shards_are_in_bytewise_order_of_their_relative_path(folder: Path) -> None:
@@ -55,10 +56,10 @@ def test_a_file_and_a_glob_name_shards_relative_to_their_fixed_part(folder: Path
 
 
 def test_a_source_that_was_moved_is_the_same_source(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    before = list_source("s", str(folder))
+    before = list_source("s", SourceConfig(path=str(folder)))
     moved = tmp_path_factory.mktemp("elsewhere") / "data"
     folder.rename(moved)
-    after = list_source("other name", str(moved))
+    after = list_source("other name", SourceConfig(path=str(moved)))
     assert after.shards == before.shards
     assert after.path(0) == moved / "Zebra.jsonl"
 
@@ -67,7 +68,9 @@ def test_a_relative_path_and_a_link_are_followed(folder: Path, monkeypatch: pyte
     (folder.parent / "link").symlink_to(folder)
     monkeypatch.chdir(folder.parent)
     assert (
-        list_source("s", "link").shards == list_source("s", folder.name).shards == list_source("s", str(folder)).shards
+        list_source("s", SourceConfig(path="link")).shards
+        == list_source("s", SourceConfig(path=folder.name)).shards
+        == list_source("s", SourceConfig(path=str(folder))).shards
     )
 
 
@@ -87,12 +90,12 @@ def test_json_is_read_where_it_is_named_and_left_out_of_a_folder(tmp_path: Path)
     write_jsonl(tmp_path / "a.json", ["one"])
     write_jsonl(tmp_path / "b.ndjson", ["two"])
     assert names_of(tmp_path) == ["b.ndjson"]
-    assert list_source("s", str(tmp_path / "a.json")).format == "jsonl"
+    assert list_source("s", SourceConfig(path=str(tmp_path / "a.json"))).format == "jsonl"
 
 
 def refusal(path: Path | str) -> str:
     with pytest.raises(SourceError) as refused:
-        list_source("wiki", str(path))
+        list_source("wiki", SourceConfig(path=str(path)))
     return str(refused.value)
 
 
@@ -160,7 +163,7 @@ def test_a_link_that_leads_nowhere_is_refused_by_name(folder: Path) -> None:
 def test_files_that_two_sources_read_are_said(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = write_jsonl(tmp_path_factory.mktemp("other") / "a.jsonl", ["x"])
     paths = {"all": folder, "a": folder / "a", "some": f"{folder}/part-*", "other": other}
-    manifests = [(repr(name), list_source(name, str(path))) for name, path in paths.items()]
+    manifests = [(repr(name), list_source(name, SourceConfig(path=str(path)))) for name, path in paths.items()]
     assert shared_files(manifests) == [
         f"{str(folder / 'a' / 'b.jsonl')!r} is read by both 'all' and 'a'",
         f"{str(folder / 'part-10.jsonl')!r} and 1 files more are read by both 'all' and 'some'",

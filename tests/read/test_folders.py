@@ -10,6 +10,7 @@ from tests.scenarios import write_jsonl, write_parquet
 from torchtitan_zephon import SourceError
 from torchtitan_zephon.read.files import list_source
 from torchtitan_zephon.read.folders import MOST_OTHER_NAMES
+from torchtitan_zephon.read.settings import SourceConfig
 
 
 def made(root: Path, *names: str) -> Path:
@@ -21,12 +22,12 @@ def made(root: Path, *names: str) -> Path:
 
 
 def names_of(path: Path | str) -> list[str]:
-    return [shard.name for shard in list_source("s", str(path)).shards]
+    return [shard.name for shard in list_source("s", SourceConfig(path=str(path))).shards]
 
 
 def refusal(path: Path | str) -> str:
     with pytest.raises(SourceError) as refused:
-        list_source("s", str(path))
+        list_source("s", SourceConfig(path=str(path)))
     return str(refused.value)
 
 
@@ -217,7 +218,7 @@ def cached(root: Path, **files: str) -> Path:
 
 def test_two_revisions_of_the_same_files_are_read_once(tmp_path: Path) -> None:
     cached(tmp_path, old_x="text", new_x="text")
-    manifest = list_source("s", str(tmp_path))
+    manifest = list_source("s", SourceConfig(path=str(tmp_path)))
     assert [shard.name for shard in manifest.shards] == [f"snapshots/{OLD}/x.jsonl"]
     assert f"'snapshots/{NEW}/x.jsonl' (is 'snapshots/{OLD}/x.jsonl')" in manifest.files_text()
 

@@ -20,6 +20,7 @@ from torchtitan_zephon.read import footers
 from torchtitan_zephon.read.files import list_source
 from torchtitan_zephon.read.footers import Footers
 from torchtitan_zephon.read.parquet import ParquetReader
+from torchtitan_zephon.read.settings import SourceConfig
 
 TEXT = frozenset({"text"})
 
@@ -47,7 +48,7 @@ def folder(path: Path, files: int, rows: int = 60) -> Path:
 
 
 def reader_of(path: Path) -> ParquetReader:
-    return ParquetReader(list_source("s", str(path)), "text")
+    return ParquetReader(list_source("s", SourceConfig(path=str(path))), SourceConfig())
 
 
 def read_all(reader: ParquetReader) -> list[str]:
@@ -72,7 +73,7 @@ def test_footers_are_kept_within_a_bound_and_those_used_last_stay(
     one = pq.read_metadata(path / "0000.parquet").serialized_size
     monkeypatch.setattr(footers, "KEPT_BYTES", 2 * one + one // 2)
     names = parsed(monkeypatch)
-    kept = Footers(list_source("s", str(path)))
+    kept = Footers(list_source("s", SourceConfig(path=str(path))))
     for shard in (0, 1, 0, 2, 0, 1, 3, 4, 3, 3):
         kept.of(shard)
         assert sum(f.metadata.serialized_size for f in kept._kept.values()) == kept._kept_bytes <= footers.KEPT_BYTES

@@ -30,6 +30,7 @@ from torchtitan_zephon import (
     TokenizerError,
 )
 from torchtitan_zephon.plan.chunking import Chunk
+from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.read.source import open_source
 from torchtitan_zephon.records import Documents, Packet
 
@@ -264,7 +265,7 @@ def test_a_source_is_text_or_ids(tmp_path: Path) -> None:
 
 def test_ids_without_nulls_are_given_beside_the_rows_that_have_one(tmp_path: Path) -> None:
     path = write_ids(tmp_path / "a.parquet", [[1, 2], None, [3], [4, None], [], [5]])
-    source = open_source("s", str(path), "input_ids")
+    source = open_source("s", SourceConfig(path=str(path), field="input_ids"))
     documents, bad = source.read(Chunk(0, 0, 0, 0, 0, 6, 1), frozenset({"input_ids"}))
     assert documents.ids.tolist() == [1, 2, 3, 5]
     assert documents.offsets.tolist() == [0, 2, 3, 3, 4]

@@ -16,6 +16,7 @@ from torchtitan_zephon.documents import read_documents
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.read.files import Manifest, Shard
 from torchtitan_zephon.read.jsonl import JsonlReader
+from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.read.source import Source
 from torchtitan_zephon.read.store import LocalStore
 from torchtitan_zephon.records import RECORD
@@ -25,7 +26,7 @@ BOM = b"\xef\xbb\xbf"
 
 def reader_of(path: Path, data: bytes) -> JsonlReader:
     path.write_bytes(data)
-    return JsonlReader(Manifest(path.parent, "jsonl", (Shard(path.name, len(data), ""),)), "text")
+    return JsonlReader(Manifest(path.parent, "jsonl", (Shard(path.name, len(data), ""),)), SourceConfig())
 
 
 def chunks(num_bytes: int, size: int) -> list[Chunk]:
@@ -169,7 +170,7 @@ def test_a_file_that_was_cut_while_the_job_runs_is_an_error(stop: int, tmp_path:
 
 def test_a_piece_is_a_file_and_its_units_are_bytes(tmp_path: Path) -> None:
     manifest = Manifest(tmp_path, "jsonl", (Shard("a.jsonl", 10, ""), Shard("b.jsonl", 0, "")))
-    reader = JsonlReader(manifest, "text")
+    reader = JsonlReader(manifest, SourceConfig())
     pieces = reader.pieces()
     assert pieces.sizes.tolist() == pieces.units.tolist() == [10, 0]
     assert pieces.runs_of_one

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.scenarios import global_batches, small_pipeline, texts_of, write_jsonl
-from torchtitan_zephon import SourceError
+from torchtitan_zephon import SourceConfig, SourceError
 from torchtitan_zephon.read.files import Manifest, list_source
 from torchtitan_zephon.read.listing import left_out_text, once
+from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.read.walk import File, LeftOut, Reason, place_of
 
 WAYS = ["{}", "{}/**", "{}/**/*", "{}/**/*.jsonl", "{}/**/**/*.jsonl"]
@@ -29,7 +30,7 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 def listed(way: str, folder: Path) -> Manifest:
-    return list_source("s", way.format(folder))
+    return list_source("s", SourceConfig(path=way.format(folder)))
 
 
 def names_of(manifest: Manifest) -> list[str]:
@@ -43,7 +44,7 @@ def left(manifest: Manifest, reason: Reason) -> dict[str, str]:
 
 def refusal(path: Path | str) -> str:
     with pytest.raises(SourceError) as refused:
-        list_source("s", str(path))
+        list_source("s", SourceConfig(path=str(path)))
     return str(refused.value)
 
 
@@ -80,7 +81,7 @@ def test_hidden_names_are_left_out_and_said(way: str, tmp_path: Path) -> None:
 def test_hidden_names_are_read_where_the_path_names_them(path: str, names: list[str], tmp_path: Path) -> None:
     for name in ("_temporary/x.jsonl", "a/_temporary/x.jsonl", "_meta.jsonl", ".hidden.jsonl", "b.jsonl"):
         write_jsonl(tmp_path / name, [name])
-    assert names_of(list_source("s", f"{tmp_path}/{path}")) == names
+    assert names_of(list_source("s", SourceConfig(path=f"{tmp_path}/{path}"))) == names
 
 
 def test_files_of_another_type_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -90,21 +91,21 @@ def test_files_of_another_type_are_left_out_and_counted(tmp_path: Path) -> None:
         (tmp_path / name).write_text("no", "utf-8")
     write_jsonl(tmp_path / "x.jsonl", ["x"])
     for path in (str(tmp_path), f"{tmp_path}/*"):
-        text = list_source("s", path).files_text()
+        text = list_source("s", SourceConfig(path=path)).files_text()
         assert text == (
             f"read from {str(tmp_path)!r}: 'x.jsonl'\n"
             "left out: 10 of another type: '0.crc', '1.crc', '2.crc', '3.crc', '4.crc' and 5 more"
         )
-    assert not list_source("s", f"{tmp_path}/*.jsonl").left_out
+    assert not list_source("s", SourceConfig(path=f"{tmp_path}/*.jsonl")).left_out
 
 
 def test_json_is_read_where_a_file_or_a_glob_names_it(tmp_path: Path) -> None:
     for name in ("a.json", "b.JSON", "c.jsonl"):
         write_jsonl(tmp_path / name, [name])
-    assert names_of(list_source("s", f"{tmp_path}/*.json")) == ["a.json"]
-    assert names_of(list_source("s", f"{tmp_path}/b.JSON")) == ["b.JSON"]
+    assert names_of(list_source("s", SourceConfig(path=f"{tmp_path}/*.json"))) == ["a.json"]
+    assert names_of(list_source("s", SourceConfig(path=f"{tmp_path}/b.JSON"))) == ["b.JSON"]
     for path in (str(tmp_path), f"{tmp_path}/*", f"{tmp_path}/*.[jJ]*"):
-        assert left(list_source("s", path), Reason.OTHER_TYPE).keys() == {"a.json", "b.JSON"}
+        assert left(list_source("s", SourceConfig(path=path)), Reason.OTHER_TYPE).keys() == {"a.json", "b.JSON"}
     (tmp_path / "c.jsonl").unlink()
     assert "is read if the path names it, as in FOLDER/*.json" in refusal(tmp_path)
 
@@ -120,10 +121,10 @@ def test_a_folder_that_a_glob_matches_is_left_out_with_the_way_to_read_it(tmp_pa
     write_jsonl(tmp_path / "part-0" / "x.jsonl", ["x"])
     assert "1 folder, where the path asks for files: 'part-0/'" in refusal(f"{tmp_path}/part-*")
     assert "add /** to the glob" in refusal(f"{tmp_path}/part-*")
-    assert names_of(list_source("s", f"{tmp_path}/part-*/**")) == ["part-0/x.jsonl"]
+    assert names_of(list_source("s", SourceConfig(path=f"{tmp_path}/part-*/**"))) == ["part-0/x.jsonl"]
     linked(tmp_path / "part-1", "part-0")
     write_jsonl(tmp_path / "part-2.jsonl", ["y"])
-    manifest = list_source("s", f"{tmp_path}/part-*")
+    manifest = list_source("s", SourceConfig(path=f"{tmp_path}/part-*"))
     assert (names_of(manifest), left(manifest, Reason.FOLDER)) == (["part-2.jsonl"], {"part-0/": "", "part-1/": ""})
 
 
@@ -220,12 +221,12 @@ def test_links_that_lead_through_each_other_end(way: str, tmp_path: Path) -> Non
 def test_a_glob_through_a_link_finds_what_only_this_way_matches(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "x" / "y" / "0.jsonl", ["0"])
     linked(tmp_path / "link", "x/y")
-    assert names_of(list_source("s", f"{tmp_path}/*/0.jsonl")) == ["link/0.jsonl"]
-    manifest = list_source("s", f"{tmp_path}/**/y/*.jsonl")
+    assert names_of(list_source("s", SourceConfig(path=f"{tmp_path}/*/0.jsonl"))) == ["link/0.jsonl"]
+    manifest = list_source("s", SourceConfig(path=f"{tmp_path}/**/y/*.jsonl"))
     assert (names_of(manifest), left(manifest, Reason.SECOND_WAY)) == (["x/y/0.jsonl"], {"link/": "x/y/"})
     linked(tmp_path / "y", "x")
     write_jsonl(tmp_path / "x" / "1.jsonl", ["1"])
-    assert names_of(list_source("s", f"{tmp_path}/**/y/*.jsonl")) == ["x/y/0.jsonl", "y/1.jsonl"]
+    assert names_of(list_source("s", SourceConfig(path=f"{tmp_path}/**/y/*.jsonl"))) == ["x/y/0.jsonl", "y/1.jsonl"]
 
 
 # ---- what cannot be read
@@ -246,11 +247,11 @@ def test_a_link_to_nothing_that_is_plainly_no_data_is_left_out_and_said(tmp_path
     write_jsonl(tmp_path / "x.jsonl", ["x"])
     for name in ("README.md", "info.json", ".#lock"):
         linked(tmp_path / name, "nothing")
-    manifest = list_source("s", str(tmp_path))
+    manifest = list_source("s", SourceConfig(path=str(tmp_path)))
     assert names_of(manifest) == ["x.jsonl"]
     assert left(manifest, Reason.OTHER_TYPE).keys() == {"README.md", "info.json"}
     assert left(manifest, Reason.HIDDEN).keys() == {".#lock"}
-    assert names_of(list_source("s", f"{tmp_path}/**/*.jsonl")) == ["x.jsonl"]
+    assert names_of(list_source("s", SourceConfig(path=f"{tmp_path}/**/*.jsonl"))) == ["x.jsonl"]
 
 
 def test_links_that_lead_to_each_other_are_refused(way: str, tmp_path: Path) -> None:
@@ -286,7 +287,7 @@ def test_what_is_no_file_is_refused_if_it_is_named_like_data(
     text = refusal(tmp_path / "s.jsonl" if named else way.format(tmp_path))
     assert f"{str(tmp_path / 's.jsonl')!r} is {said}, no file" in text
     (tmp_path / "s.jsonl").unlink()
-    manifest = list_source("s", str(tmp_path))
+    manifest = list_source("s", SourceConfig(path=str(tmp_path)))
     assert left(manifest, Reason.OTHER_TYPE).keys() == {"s"}
 
 
@@ -294,14 +295,14 @@ def test_what_is_no_file_is_refused_if_it_is_named_like_data(
 
 AS_NOBODY = """
 import os, sys
-from torchtitan_zephon import SourceError
+from torchtitan_zephon import SourceConfig, SourceError
 from torchtitan_zephon.read import sample
 from torchtitan_zephon.read.files import list_source
 sample.MOST_SAMPLED_SHARDS = int(sys.argv[2])
 if os.getuid() == 0:
     os.setgroups([]), os.setgid(65534), os.setuid(65534)
 try:
-    print(*(shard.name for shard in list_source("s", sys.argv[1]).shards))
+    print(*(shard.name for shard in list_source("s", SourceConfig(path=sys.argv[1])).shards))
 except SourceError as error:
     print("refused:", error)
 """
@@ -410,7 +411,8 @@ def test_a_stream_over_such_names_saves_and_continues(tmp_path: Path) -> None:
 def test_names_are_those_of_the_file_system_whatever_the_locale(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "東京" / "ä.jsonl", ["x"])
     code = (
-        "import sys; from torchtitan_zephon.read.files import list_source; m = list_source('s', sys.argv[1]); "
+        "import sys; from torchtitan_zephon import SourceConfig; from torchtitan_zephon.read.files import list_source; "
+        "m = list_source('s', SourceConfig(path=sys.argv[1])); "
         "print(ascii(m.shards[0].name), m.path(0).read_bytes(), sys.getfilesystemencoding())"
     )
     plain = {**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
@@ -436,6 +438,6 @@ def test_reasons_are_said_in_one_order_with_counts_and_the_first_names() -> None
 def test_files_read_are_named_with_their_folder(tmp_path: Path) -> None:
     for n in range(7):
         write_jsonl(tmp_path / f"{n}.jsonl", [str(n)])
-    assert list_source("s", str(tmp_path)).files_text() == (
+    assert list_source("s", SourceConfig(path=str(tmp_path))).files_text() == (
         f"read from {str(tmp_path)!r}: '0.jsonl', '1.jsonl', '2.jsonl', '3.jsonl', '4.jsonl' and 2 more"
     )

@@ -19,6 +19,7 @@ from torchtitan_zephon.plan.chunking import Chunk, cut
 from torchtitan_zephon.read import parquet
 from torchtitan_zephon.read.files import list_source
 from torchtitan_zephon.read.parquet import ParquetReader
+from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.read.source import open_source
 from torchtitan_zephon.records import RECORD
 
@@ -27,7 +28,7 @@ TEXTS = [text_of(n, 1 + n % 9) for n in range(5000)]
 
 
 def reader_of(path: Path) -> ParquetReader:
-    return ParquetReader(list_source("s", str(path)), "text")
+    return ParquetReader(list_source("s", SourceConfig(path=str(path))), SourceConfig())
 
 
 def chunks_of(reader: ParquetReader, target_bytes: int = 4096) -> list[Chunk]:
@@ -130,7 +131,7 @@ def test_a_file_that_is_not_parquet_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_null_text_is_refused_by_row(tmp_path: Path) -> None:
     table = pa.table({"text": pa.array(["one", None], pa.string())})
     pq.write_table(pa.concat_tables([table] * 3), tmp_path / "a.parquet", row_group_size=3)
-    source = open_source("s", str(tmp_path), "text")
+    source = open_source("s", SourceConfig(path=str(tmp_path)))
     with pytest.raises(RecordError, match=r"shard 'a\.parquet', row 3: field 'text' must be a string; it is null"):
         read_documents(source, Chunk(0, 0, 1, 1, 0, 3, 10), ())
 

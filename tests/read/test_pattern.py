@@ -13,6 +13,7 @@ from tests.scenarios import write_jsonl
 from torchtitan_zephon import SourceError
 from torchtitan_zephon.read.files import list_source
 from torchtitan_zephon.read.listing import list_files
+from torchtitan_zephon.read.settings import SourceConfig
 
 FOLDERS = ["", "a/", "a/b/", "a/b/a/", "b/", "b/ab/", "ab/", "[a]/"]
 FILES = ["a.jsonl", "b.jsonl", "ab.jsonl", "[a].jsonl", "a.parquet"]
@@ -48,8 +49,10 @@ def test_a_folder_that_is_named_like_a_pattern_is_that_folder(tmp_path: Path) ->
     write_jsonl(tmp_path / "run[1]" / "x.jsonl", ["literal"])
     write_jsonl(tmp_path / "run1" / "y.jsonl", ["matched"])
     for path in ("run[1]", "run[1]/*", "run[1]/*.jsonl", "run[1]/x.jsonl"):
-        assert [shard.name for shard in list_source("s", f"{tmp_path}/{path}").shards] == ["x.jsonl"]
-    assert [shard.name for shard in list_source("s", f"{tmp_path}/run[0-9]/*").shards] == ["run1/y.jsonl"]
+        assert [shard.name for shard in list_source("s", SourceConfig(path=f"{tmp_path}/{path}")).shards] == ["x.jsonl"]
+    assert [shard.name for shard in list_source("s", SourceConfig(path=f"{tmp_path}/run[0-9]/*")).shards] == [
+        "run1/y.jsonl"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -68,5 +71,5 @@ def test_a_path_that_is_not_there_says_where_it_was_looked_for_and_what_is_missi
     write_jsonl(tmp_path / "a" / "x.jsonl", ["x"])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError) as refused:
-        list_source("s", path.format(here=tmp_path))
+        list_source("s", SourceConfig(path=path.format(here=tmp_path)))
     assert problem.format(here=tmp_path) in str(refused.value)

@@ -11,6 +11,7 @@ from tests.scenarios import write_jsonl
 from torchtitan_zephon import SourceError
 from torchtitan_zephon.read import sample
 from torchtitan_zephon.read.files import list_source
+from torchtitan_zephon.read.settings import SourceConfig
 
 LFS = (
     b"version https://git-lfs.github.com/spec/v1\n"
@@ -21,7 +22,7 @@ ANNEX = b"/annex/objects/SHA256E-s1048576--4d7a214614ab2935c943f9e0ff69d22eadbb8
 
 def refusal(path: Path | str) -> str:
     with pytest.raises(SourceError) as refused:
-        list_source("wiki", str(path))
+        list_source("wiki", SourceConfig(path=str(path)))
     return str(refused.value)
 
 
@@ -30,10 +31,10 @@ def test_the_sample_of_a_small_source_sees_one_changed_byte(at: int, tmp_path: P
     data = bytearray(b"x" * 5000)
     (tmp_path / "a.jsonl").write_bytes(data)
     write_jsonl(tmp_path / "b.jsonl", ["same"])
-    before = list_source("s", str(tmp_path)).shards
+    before = list_source("s", SourceConfig(path=str(tmp_path))).shards
     data[at] = ord("y")
     (tmp_path / "a.jsonl").write_bytes(data)
-    after = list_source("s", str(tmp_path)).shards
+    after = list_source("s", SourceConfig(path=str(tmp_path))).shards
     assert after[0].num_bytes == before[0].num_bytes
     assert after[0].sample != before[0].sample
     assert after[1] == before[1]
@@ -47,11 +48,11 @@ def test_the_sample_of_a_large_source_covers_the_ends_of_each_file(
     data = bytearray(b"x" * 10_000)
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_bytes(data)
-    before = list_source("s", str(tmp_path)).shards
+    before = list_source("s", SourceConfig(path=str(tmp_path))).shards
     assert before[0].sample == before[1].sample
     data[at] = ord("y")
     (tmp_path / "b.jsonl").write_bytes(data)
-    after = list_source("s", str(tmp_path)).shards
+    after = list_source("s", SourceConfig(path=str(tmp_path))).shards
     assert after[0] == before[0]
     assert after[1].sample != before[1].sample
 
@@ -62,7 +63,7 @@ def test_of_very_many_files_some_are_sampled_and_all_are_listed(
     monkeypatch.setattr(sample, "MOST_SAMPLED_SHARDS", 4)
     for n in range(10):
         write_jsonl(tmp_path / f"{n}.jsonl", [str(n)])
-    shards = list_source("s", str(tmp_path)).shards
+    shards = list_source("s", SourceConfig(path=str(tmp_path))).shards
     assert len(shards) == 10
     assert [n for n, shard in enumerate(shards) if shard.sample] == [0, 3, 6, 9]
 
@@ -92,7 +93,7 @@ def test_every_pointer_is_found_where_only_some_files_are_sampled(
 
 def test_text_that_speaks_of_pointers_is_read(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", [LFS.decode(), ANNEX.decode()])
-    assert len(list_source("s", str(tmp_path)).shards) == 1
+    assert len(list_source("s", SourceConfig(path=str(tmp_path))).shards) == 1
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -110,4 +111,4 @@ def test_a_json_array_is_refused_with_the_command_that_makes_lines_of_it(
 
 def test_a_parquet_file_is_not_taken_for_json(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"[no parquet, which its reader says")
-    assert list_source("s", str(tmp_path)).format == "parquet"
+    assert list_source("s", SourceConfig(path=str(tmp_path))).format == "parquet"

@@ -17,6 +17,7 @@ from torchtitan_zephon.read import sizes
 from torchtitan_zephon.read.files import list_source
 from torchtitan_zephon.read.groups import RowGroups
 from torchtitan_zephon.read.parquet import ParquetReader
+from torchtitan_zephon.read.settings import SourceConfig
 
 ENCODINGS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -36,7 +37,7 @@ def write(path: Path, texts: list[Any], kind: pa.DataType | None = None, rows: i
 
 
 def reader_of(path: Path, field: str = "text") -> ParquetReader:
-    return ParquetReader(list_source("s", str(path)), field)
+    return ParquetReader(list_source("s", SourceConfig(path=str(path))), SourceConfig(field=field))
 
 
 def text_bytes(texts: list[Any], rows: int = 250) -> list[int]:

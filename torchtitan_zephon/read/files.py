@@ -16,6 +16,7 @@ from .folders import refuse_revisions, refuse_splits, refuse_tables
 from .formats import NAMED_SUFFIXES, SUFFIXES
 from .listing import SHOWN_NAMES, left_out_text, list_files
 from .sample import sample
+from .settings import SourceConfig
 from .store import LocalStore, Store
 from .walk import LeftOut
 
@@ -69,12 +70,13 @@ def _paths(manifest: Manifest) -> set[str]:
     return {f"{manifest.root}/{shard.name}" for shard in manifest.shards}
 
 
-def list_source(name: str, path: str) -> Manifest:
-    """List and fingerprint the source ``name`` at ``path``.
+def list_source(name: str, settings: SourceConfig) -> Manifest:
+    """List and fingerprint the source ``name``.
 
     Raises ``SourceError`` if there is nothing there, nothing of a known format, two formats, something that cannot be
     read, or a folder of which only some files are meant (``folders.py``).
     """
+    path = settings.path
     if "://" in path:
         raise SourceError(
             f"source {name!r}: {path!r} is a remote path; this version reads local files only. "

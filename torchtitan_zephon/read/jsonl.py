@@ -19,6 +19,7 @@ from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..records import RECORD, Contents, Documents, Record, origin_of
 from .files import Manifest
+from .settings import SourceConfig
 from .store import Store
 
 _BOM = b"\xef\xbb\xbf"
@@ -31,7 +32,7 @@ class JsonlReader:
 
     contents: Contents = "text"
 
-    def __init__(self, manifest: Manifest, field: str) -> None:
+    def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
         self.manifest = manifest
 
     def pieces(self) -> Pieces:

@@ -25,6 +25,7 @@ from .ids import laid_out
 from .lazy import Columns, decoded, lazy_records
 from .open_streams import OpenStreams
 from .retry import with_retries
+from .settings import SourceConfig
 
 OPEN_STREAMS = 64
 _BATCH_ROWS = 256
@@ -33,12 +34,12 @@ _BATCH_ROWS = 256
 class ParquetReader:
     """Reads the chunks of one Parquet source. Thread-safe: a stream is used by one thread at a time."""
 
-    def __init__(self, manifest: Manifest, field: str) -> None:
+    def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
         self.manifest = manifest
-        self._field = field
-        self._groups = RowGroups(manifest, field)
+        self._field = settings.field
+        self._groups = RowGroups(manifest, self._field)
         self.contents: Contents = self._groups.contents
-        self._asked = frozenset({field})
+        self._asked = frozenset({self._field})
         """Columns that functions asked for; they are read together from then on. A note that two threads write at once
         may be lost, and is made again."""
         self._streams = OpenStreams[tuple[int, tuple[str, ...]], _Rows](OPEN_STREAMS)

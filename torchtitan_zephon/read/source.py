@@ -19,6 +19,7 @@ from ..records import Contents
 from .files import Manifest, list_source
 from .formats import reader_class
 from .retry import with_retries
+from .settings import SourceConfig
 
 T = TypeVar("T")
 
@@ -81,7 +82,8 @@ class Source:
             raise SourceError(f"source {self.name!r}, shard {name!r}: cannot be read: {error}.") from error
 
 
-def open_source(name: str, path: str, field: str) -> Source:
+def open_source(name: str, settings: SourceConfig) -> Source:
     """List, fingerprint and open the source ``name``. Raises ``SourceError``."""
-    manifest = list_source(name, path)
-    return Source(name, field, reader_class(name, manifest.format)(manifest, field))
+    manifest = list_source(name, settings)
+    reader = reader_class(name, manifest.format)(manifest, settings)
+    return Source(name, settings.field, reader)
