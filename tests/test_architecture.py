@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "paths": set(),
     "settings": {"errors"},
     "toml_files": {"paths", "errors"},
-    "config": {"paths", "toml_files", "settings", "ops", "plan", "read.settings", "errors"},
+    "config": {"paths", "toml_files", "settings", "ops", "plan", "read.settings", "read.stores.settings", "errors"},
     "changes": set(),
     "cache": set(),
     "plan": {"plan", "settings", "errors"},

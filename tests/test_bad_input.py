@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_a_source_is_refused(
     [
         ("nowhere", "there is no file or folder 'nowhere'"),
         ("nowhere/*.jsonl", "at 'nowhere/*.jsonl'"),
-        ("hf://org/data", "is a remote path; this version reads local files only"),
+        ("memory://nowhere/data", "there is nothing at 'memory://nowhere/data'"),
         ("", "has no path"),
     ],
 )

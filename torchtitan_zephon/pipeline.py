@@ -259,6 +259,7 @@ class Pipeline:
                 tokenizer,
                 self._functions,
                 self._settings.tokenizer_backend,
+                self._settings,
             )
         return self._program
 

@@ -36,6 +36,7 @@ from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from .plan.segments import LanePlan
 from .read.files import Manifest, shared_files
 from .read.source import Source, open_source
+from .read.stores.settings import LOCAL, StorageSettings
 from .records import Documents, Packet
 from .state import recipe_hash
 
@@ -246,6 +247,7 @@ def compile_program(
     tokenizer: TokenizerSpec,
     functions: tuple[Function, ...] = (),
     backend: Wanted = "hf",
+    storage: StorageSettings = LOCAL,
 ) -> Program:
     """Open and cut every source. Raises ``ConfigError``, ``SourceError``, ``TokenizerError``."""
     check_seq_len(seq_len)
@@ -254,7 +256,7 @@ def compile_program(
             "the recipe names no source; add a table for each, such as\n"
             '    [zephon.sources.wiki]\n    path = "data/wiki"\n    weight = 1.0'
         )
-    sources = tuple(opened(name, recipe.sources[name]) for name in sorted(recipe.sources))
+    sources = tuple(opened(name, recipe.sources[name], storage) for name in sorted(recipe.sources))
     how = cut if recipe.repeat else cut_pass
     tables = tuple(how(i, s.reader.pieces(), recipe.chunk_bytes, recipe.lanes) for i, s in enumerate(sources))
     identity = _identity(recipe, seq_len, sources, tokenizer, functions)
@@ -269,11 +271,11 @@ def compile_program(
     )
 
 
-def opened(name: str, source: SourceConfig) -> Source:
+def opened(name: str, source: SourceConfig, storage: StorageSettings = LOCAL) -> Source:
     """The open source ``name``. Raises ``SourceError``; where its path leads nowhere, with how that was stated."""
     path = source.path
     try:
-        return open_source(name, source)
+        return open_source(name, source, storage)
     except SourceError as error:
         if not isinstance(path, StatedPath) or not path.hint or Path(path).exists():
             raise

@@ -41,8 +41,8 @@ def test_a_glob_takes_what_pythons_takes(tree: Path, parts: list[str], last: str
     except SourceError:
         assert not wanted
     else:
-        others = {listing.root / left.name for left in listing.left_out if not left.name.endswith("/")}
-        assert {listing.root / file.name for file in listing.files} | others == wanted
+        others = {listing.store.root / left.name for left in listing.left_out if not left.name.endswith("/")}
+        assert {listing.store.root / file.name for file in listing.files} | others == wanted
 
 
 def test_a_folder_that_is_named_like_a_pattern_is_that_folder(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from ..errors import SourceError
@@ -17,7 +17,8 @@ from .formats import NAMED_SUFFIXES, SUFFIXES
 from .listing import SHOWN_NAMES, left_out_text, list_files
 from .sample import sample
 from .settings import SourceConfig
-from .store import LocalStore, Store
+from .store import Store
+from .stores.settings import LOCAL, StorageSettings
 from .walk import LeftOut
 
 
@@ -30,21 +31,21 @@ class Shard(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The shards of a source in order, and where they lie. Only ``shards`` is identity."""
+    """The shards of a source in order, and what reads them. Only ``shards`` is identity."""
 
-    root: Path
+    store: Store
     format: str
     shards: tuple[Shard, ...]
     left_out: tuple[LeftOut, ...] = ()
 
-    def path(self, shard: int) -> Path:
-        """Where shard number ``shard`` lies on this machine."""
-        return Path(self.store.path(self.shards[shard].name))
-
     @property
-    def store(self) -> Store:
-        """What reads them."""
-        return LocalStore(self.root)
+    def root(self) -> PurePath:
+        """The folder that they lie in."""
+        return self.store.root
+
+    def path(self, shard: int) -> str:
+        """Where shard number ``shard`` lies."""
+        return self.store.path(self.shards[shard].name)
 
     def files_text(self) -> str:
         """What is read and what was left out and why, in two lines or one."""
@@ -70,33 +71,29 @@ def _paths(manifest: Manifest) -> set[str]:
     return {f"{manifest.root}/{shard.name}" for shard in manifest.shards}
 
 
-def list_source(name: str, settings: SourceConfig) -> Manifest:
+def list_source(name: str, settings: SourceConfig, storage: StorageSettings = LOCAL) -> Manifest:
     """List and fingerprint the source ``name``.
 
     Raises ``SourceError`` if there is nothing there, nothing of a known format, two formats, something that cannot be
     read, or a folder of which only some files are meant (``folders.py``).
     """
     path = settings.path
-    if "://" in path:
-        raise SourceError(
-            f"source {name!r}: {path!r} is a remote path; this version reads local files only. "
-            "Download it first, then give the folder."
-        )
-    root, files, left_out, tables = list_files(name, path)
+    store, files, left_out, tables = list_files(name, path, storage)
+    root = store.root
     names = [file.name for file in files]
     kind = _format(name, path, root, names)
-    if kind == "parquet":
+    if kind == "parquet" and isinstance(root, Path):
         refuse_tables(name, root, tables, names)
     refuse_revisions(name, root, names)
     refuse_splits(name, root, names)
     if not any(file.num_bytes for file in files):
         raise SourceError(f"source {name!r}: all {len(names)} files at {path!r} are empty.")
-    samples = sample(name, kind, LocalStore(root), files)
+    samples = sample(name, kind, store, files)
     shards = tuple(Shard(file.name, file.num_bytes, digest) for file, digest in zip(files, samples, strict=True))
-    return Manifest(root, kind, shards, left_out)
+    return Manifest(store, kind, shards, left_out)
 
 
-def _format(name: str, path: str, root: Path, names: list[str]) -> str:
+def _format(name: str, path: str, root: PurePath, names: list[str]) -> str:
     """The one format of all files."""
     suffixes = {f".{name.rpartition('.')[2].lower()}" for name in names}
     formats = {(SUFFIXES | NAMED_SUFFIXES)[suffix] for suffix in suffixes}

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from ..errors import SourceError
 from .files import Manifest
 from .retry import with_retries
-from .store import Store
+from .store import Store, Version
 
 KEPT_BYTES = 16 * 2**20
 """Footers kept a source, in bytes of their files; the one used last is kept whatever its size."""
@@ -36,7 +36,7 @@ class Footer(NamedTuple):
     the process when it is asked for the description of an encrypted column, so this is looked at first.
     """
 
-    version: tuple[int, ...]
+    version: Version
     metadata: pq.FileMetaData
     schema: pa.Schema
     leaves: tuple[range, ...]

@@ -10,7 +10,6 @@ import functools
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -88,7 +87,7 @@ class RowGroups:
         contents = self._contents(path, footer.schema)
         if not first and contents != self.contents:
             raise SourceError(
-                f"{str(path)!r}: column {self._field!r} holds {footer.schema.field(self._field).type}, and the files "
+                f"{path!r}: column {self._field!r} holds {footer.schema.field(self._field).type}, and the files "
                 f"before it {'token ids' if self.contents == 'ids' else 'text'}; a source is one or the other."
             )
         self.contents = contents
@@ -104,22 +103,22 @@ class RowGroups:
                 found.append((shard, g, before[g], rows[g], *about, sizes.stated_bytes(column, ids) or 0))
         return np.array(found, dtype=np.int64)
 
-    def _contents(self, path: Path, schema: pa.Schema) -> Contents:
+    def _contents(self, path: str, schema: pa.Schema) -> Contents:
         """What the column holds; ``SourceError`` if it is neither."""
         if self._field not in schema.names:
             raise SourceError(
-                f"{str(path)!r} has no column {self._field!r}; its columns: "
+                f"{path!r} has no column {self._field!r}; its columns: "
                 f'{", ".join(map(repr, schema.names))}. Name the text column with `field = "..."`.'
             )
         if schema.names.count(self._field) > 1:
-            raise SourceError(f"{str(path)!r} has {schema.names.count(self._field)} columns named {self._field!r}.")
+            raise SourceError(f"{path!r} has {schema.names.count(self._field)} columns named {self._field!r}.")
         kind = schema.field(self._field).type
         text = kind.value_type if pa.types.is_dictionary(kind) else kind
         if str(text) in TEXTS:
             return "text"
         if not is_ids(kind):
             raise SourceError(
-                f"{str(path)!r}: column {self._field!r} holds {kind}, neither text (string) nor token ids (list, "
+                f"{path!r}: column {self._field!r} holds {kind}, neither text (string) nor token ids (list, "
                 "large_list or fixed_size_list of integers)."
             )
         return "ids"
@@ -131,7 +130,7 @@ class RowGroups:
                 next(_batches(self._footers.open(shard), [group], [self._leaf(footer)], 1))
         except (pa.ArrowException, OSError) as error:
             raise SourceError(
-                f"{str(path)!r}: column {self._field!r} cannot be read: {error}. If it is encrypted: no key can be "
+                f"{path!r}: column {self._field!r} cannot be read: {error}. If it is encrypted: no key can be "
                 "given, so write a plain copy of it."
             ) from error
 
@@ -184,13 +183,13 @@ class RowGroups:
         try:
             yield
         except (pa.ArrowException, OSError) as error:
-            path = str(self._manifest.path(at.shard))
+            path = self._manifest.path(at.shard)
             raise SourceError(f"{path!r}, row group {at.number}: {error}") from error
 
     def ends_early(self, at: Group) -> SourceError:
         """The error for a row group that is not what it was."""
         return SourceError(
-            f"{str(self._manifest.path(at.shard))!r}, row group {at.number} ends early: the file was changed "
+            f"{self._manifest.path(at.shard)!r}, row group {at.number} ends early: the file was changed "
             "while the job runs."
         )
 

@@ -15,8 +15,11 @@ from typing import NamedTuple
 
 from ..errors import SourceError
 from .formats import FORMATS, SUFFIXES
-from .pattern import root_of
-from .store import LocalStore
+from .pattern import Pattern, root_of
+from .store import LocalStore, Store
+from .stores.open import open_url
+from .stores.settings import LOCAL, StorageSettings
+from .stores.url import is_url
 from .walk import File, LeftOut, Reason, Walk
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -26,21 +29,21 @@ SHOWN_NAMES = 5
 class Listing(NamedTuple):
     """``tables``: folders met that hold a name which marks a table format, relative to the root."""
 
-    root: Path
+    store: Store
     files: list[File]
     left_out: tuple[LeftOut, ...]
     tables: set[str]
 
 
-def list_files(source: str, path: str) -> Listing:
+def list_files(source: str, path: str, storage: StorageSettings = LOCAL) -> Listing:
     """All files that ``path`` stands for. Raises ``SourceError`` for none, and for what cannot be read or is packed."""
-    root, below = root_of(source, path)
-    walk = LocalStore(root).list(below)
+    store, below = open_url(source, path, storage) if is_url(path) else _local(source, path)
+    walk = store.list(below)
     files = [_named_in_utf8(walk, file) for file in walk.files]
     if walk.problems:
         problems = sorted(walk.problems, key=lambda p: os.fsencode(p[0]))
         more = f" There are {len(problems) - 1:,} more such names." * (len(problems) > 1)
-        raise SourceError(f"source {source!r}: {str(root / problems[0][0])!r} {problems[0][1]}{more}")
+        raise SourceError(f"source {source!r}: {str(store.root / problems[0][0])!r} {problems[0][1]}{more}")
     if walk.packed:
         titles = " and ".join(of.title for of in FORMATS.values())
         raise SourceError(
@@ -51,7 +54,13 @@ def list_files(source: str, path: str) -> Listing:
     left_out = tuple(sorted([*walk.left_out, *second], key=lambda left: left.name.encode("utf-8", "surrogateescape")))
     if not files:
         raise _nothing(source, path, left_out)
-    return Listing(root, files, left_out, walk.tables)
+    return Listing(store, files, left_out, walk.tables)
+
+
+def _local(source: str, path: str) -> tuple[Store, Pattern | str]:
+    """The store of a path of this machine, and the pattern below it; for a single file its name."""
+    root, below = root_of(source, path)
+    return LocalStore(root), below
 
 
 def once(files: list[File]) -> tuple[list[File], list[LeftOut]]:

@@ -20,6 +20,7 @@ from .files import Manifest, list_source
 from .formats import reader_class
 from .retry import with_retries
 from .settings import SourceConfig
+from .stores.settings import LOCAL, StorageSettings
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class Source:
     def where(self, chunk: Chunk) -> str:
         """In words, what ``chunk`` is a part of: source, file and place."""
         path = self.reader.manifest.path(self.reader.shard_of(chunk.piece))
-        return f"source {self.name!r}, file {str(path)!r}, {self.reader.span(chunk)}"
+        return f"source {self.name!r}, file {path!r}, {self.reader.span(chunk)}"
 
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The units of whole records: from the one that holds ``unit`` on, ``num_bytes`` or more of them."""
@@ -82,8 +83,8 @@ class Source:
             raise SourceError(f"source {self.name!r}, shard {name!r}: cannot be read: {error}.") from error
 
 
-def open_source(name: str, settings: SourceConfig) -> Source:
+def open_source(name: str, settings: SourceConfig, storage: StorageSettings = LOCAL) -> Source:
     """List, fingerprint and open the source ``name``. Raises ``SourceError``."""
-    manifest = list_source(name, settings)
+    manifest = list_source(name, settings, storage)
     reader = reader_class(name, manifest.format)(manifest, settings)
     return Source(name, settings.field, reader)

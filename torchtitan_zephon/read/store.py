@@ -1,13 +1,13 @@
 """Where the files of a source lie: the only way from a reader to their bytes.
 
-A name is a file's path relative to the root, in UTF-8, with ``/``. There is the local file system so far; another place
-is another class with these methods. Errors are the system's own, so that ``retry.py`` can tell which may pass.
+A name is a file's path relative to the root, in UTF-8, with ``/``. This is the local file system; ``stores`` has those
+behind a URL. Errors are the system's own, so that ``retry.py`` can tell which may pass.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO, Protocol
 
 import pyarrow as pa
@@ -15,16 +15,21 @@ import pyarrow as pa
 from .pattern import Pattern
 from .walk import Walk
 
-_BUFFER_BYTES = 4096
+BUFFER_BYTES = 4096
 """Python's own choice is a block of the file system, which may be 4 MiB, and that much would be read for every look."""
+
+Version = tuple[int | str, ...]
+"""Of a file: its size in bytes, and whatever else changes when the file does."""
 
 
 class Store(Protocol):
-    """What a place must offer. A ``version`` changes when the file does."""
+    """What a place must offer. All reads of a file give one version of it, or an error."""
 
+    @property
+    def root(self) -> PurePath: ...
     def path(self, name: str) -> str: ...
     def list(self, below: Pattern | str) -> Walk: ...
-    def version(self, name: str) -> tuple[int, ...]: ...
+    def version(self, name: str) -> Version: ...
     def may_read(self, name: str) -> bool: ...
     def read(self, name: str, start: int, stop: int) -> bytes: ...
     def open(self, name: str) -> BinaryIO: ...
@@ -52,7 +57,7 @@ class LocalStore:
             walk.named(below)
         return walk
 
-    def version(self, name: str) -> tuple[int, ...]:
+    def version(self, name: str) -> Version:
         """Size in bytes, and nanoseconds of the last change."""
         status = os.stat(self.path(name))  # noqa: PTH116
         return status.st_size, status.st_mtime_ns
@@ -69,7 +74,7 @@ class LocalStore:
 
     def open(self, name: str) -> BinaryIO:
         """The file, for several reads."""
-        return open(self.path(name), "rb", buffering=_BUFFER_BYTES)
+        return open(self.path(name), "rb", buffering=BUFFER_BYTES)
 
     def open_for_arrow(self, name: str) -> pa.NativeFile:
         """The file, for readers of Arrow, which read without the GIL."""

@@ -163,7 +163,7 @@ def _compiled(setup: Setup) -> Program:
     """The trainer's program, compiled once more. Raises ``SourceError`` if it is another one by now."""
     stream = setup.at.stream
     backend = cast(Backend, stream.tokenizer_backend)
-    program = compile_program(setup.recipe, setup.seq_len, setup.tokenizer, setup.functions, backend)
+    program = compile_program(setup.recipe, setup.seq_len, setup.tokenizer, setup.functions, backend, setup.settings)
     if changes := recipe_changes(stream.recipe, program.identity):
         raise SourceError(
             "the data changed between the start of the job and that of its loader's process (field: at the start -> "

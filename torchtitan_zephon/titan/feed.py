@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Recipe, RunSettings
 from ..errors import TokenizerError
-from ..ops.tokenize import TokenizerSpec, Wanted
+from ..ops.tokenize import TokenizerSpec
 from ..ops.tokenizer_files import FILES, Roles, make_spec, open_tokenizer, spec_of, unusable
 from ..plan.layout import Layout
 from ..program import Program, compile_program
@@ -61,18 +61,19 @@ class Feed:
     def program(self, seq_len: int, tokenizer: BaseTokenizer) -> Program:
         """The compiled program, as the trainer's ``tokenizer`` makes ids."""
         spec = tokenizer_spec(tokenizer, self.recipe)
-        return compiled(self.effective, seq_len, spec, self.settings.tokenizer_backend)
+        return compiled(self.effective, seq_len, spec, self.settings)
 
 
 _programs: dict[str, Program] = {}
 
 
-def compiled(recipe: Recipe, seq_len: int, tokenizer: TokenizerSpec, backend: Wanted) -> Program:
+def compiled(recipe: Recipe, seq_len: int, tokenizer: TokenizerSpec, settings: RunSettings) -> Program:
     """The compiled program, kept for the life of the process: the start-up check, the loader, and
     the validator (which builds its loader anew every time) ask for the same one."""
-    key = f"{recipe!r} {seq_len} {tokenizer.identity!r} {backend}"
+    backend = settings.tokenizer_backend
+    key = f"{recipe!r} {seq_len} {tokenizer.identity!r} {backend} {settings.storage!r}"
     if key not in _programs:
-        _programs[key] = compile_program(recipe, seq_len, tokenizer, backend=backend)
+        _programs[key] = compile_program(recipe, seq_len, tokenizer, backend=backend, storage=settings)
     return _programs[key]
 
 

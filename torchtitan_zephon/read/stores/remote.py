@@ -1,0 +1,120 @@
+"""Files behind a URL, read by ranges through their protocol's own client.
+
+Each file is read in the version in which it was listed, or first asked for; another one is an error. Every length is
+checked: what a client gives short, or a cut connection leaves, is asked for again from the byte reached. A fault that
+may pass is waited out as on a disk (``retry.py``), and only tries without a single new byte count.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import BinaryIO, TypeVar, cast
+
+import pyarrow as pa
+
+from ...errors import SourceError
+from ..pattern import Pattern
+from ..range_file import RangeFile
+from ..retry import RemoteFault, with_retries
+from ..store import BUFFER_BYTES, Version
+from ..walk import Walk
+from .clients import Client
+from .faults import in_words
+from .listed_walk import ListedWalk
+from .url import UrlPath, scheme_of
+
+T = TypeVar("T")
+
+
+class RemoteStore:
+    """The files below ``root``, which ``client`` calls ``folder``. Thread-safe, as nothing but versions is kept."""
+
+    def __init__(self, root: UrlPath, client: Client, folder: str, query: str = "") -> None:
+        self.root = root
+        self._client = client
+        self._folder = folder
+        self._query = query
+        self._versions: dict[str, Version] = {}
+
+    def path(self, name: str) -> str:
+        """The URL, for messages: without what a link has behind its name."""
+        return f"{self.root}/{name}"
+
+    def _own(self, name: str) -> str:
+        """The same as the client wants it."""
+        return f"{self._folder}/{name}{self._query}"
+
+    def list(self, below: Pattern | str) -> Walk:
+        """The files of a pattern, or the single one of this name. One request for 1,000 names, as a rule."""
+        if isinstance(below, Pattern):
+            depth = None if "**" in below.parts else len(below.parts)
+            url = str(self.root)
+            found = self._asked(url, "the names", lambda: list(self._client.below(self._folder, depth)))
+            names = {e.name[len(self._folder) + 1 :] + "/" * e.is_folder: e for e in found}
+            self._versions = {name: (e.num_bytes, e.tag) for name, e in names.items() if name and not e.is_folder}
+            walk = ListedWalk(self.root, below, {name: e.num_bytes for name, e in names.items() if name})
+            walk.run()
+        else:
+            walk = ListedWalk(self.root, Pattern.of_name(below), {below: cast(int, self.version(below)[0])})
+            walk.named(below)
+        return walk
+
+    def version(self, name: str) -> Version:
+        """Size in bytes, and what the service calls the version; asked for once, and the same from then on."""
+        if name not in self._versions:
+            entry = self._asked(self.path(name), "the size", lambda: self._client.look(self._own(name)))
+            self._versions.setdefault(name, (entry.num_bytes, entry.tag))
+        return self._versions[name]
+
+    def may_read(self, name: str) -> bool:
+        """Not asked: a right to read is that of the whole bucket, as a rule, and reading tells."""
+        return True
+
+    def read(self, name: str, start: int, stop: int) -> bytes:
+        """The bytes [start, stop), or fewer where the file ends. Raises ``SourceError``, ``OSError``."""
+        num_bytes, tag = cast(tuple[int, str], self.version(name))
+        wanted = min(stop, num_bytes) - start
+        found = bytearray()
+
+        def more() -> None:
+            self._client.fetch(self._own(name), start + len(found), start + wanted, tag, found.extend)
+            if len(found) < wanted:
+                raise RemoteFault(f"the answer ended after {len(found):,} of {wanted:,} bytes")
+
+        while len(found) < wanted:
+            before = len(found)
+            try:
+                self._asked(self.path(name), f"bytes {start:,} to {stop:,}", more)
+            except OSError:
+                if len(found) == before:
+                    raise
+        if len(found) > max(wanted, 0):
+            raise SourceError(f"{self.path(name)!r}: the server sent {len(found):,} bytes where {wanted:,} were asked.")
+        return bytes(found)
+
+    def open(self, name: str) -> BinaryIO:
+        """The file, for several reads; reading on from the front fetches ahead."""
+        return cast(BinaryIO, io.BufferedReader(self._file(name), BUFFER_BYTES))
+
+    def open_for_arrow(self, name: str) -> pa.NativeFile:
+        """The file, for readers of Arrow."""
+        return pa.PythonFile(self._file(name), "r")
+
+    def _file(self, name: str) -> RangeFile:
+        num_bytes = cast(int, self.version(name)[0])
+        return RangeFile(self.path(name), num_bytes, lambda start, stop: self.read(name, start, stop))
+
+    def _asked(self, url: str, what: str, ask: Callable[[], T]) -> T:
+        """``ask()``, with faults that may pass waited out. Raises ``OSError`` if they do not, else ``SourceError``."""
+
+        def in_our_words() -> T:
+            try:
+                return ask()
+            except (RemoteFault, SourceError):
+                raise
+            except Exception as error:  # the libraries have no class in common
+                told = in_words(error, url, scheme_of(url))
+            raise told
+
+        return with_retries(in_our_words, url, what)
