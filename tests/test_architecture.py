@@ -67,6 +67,7 @@ ALLOWED: dict[str, set[str]] = {
         "ops.tokenize",
         "ops.functions",
         "read.formats",
+        "read.stores.hub",  # a resume reads the commit of its checkpoint
         "read.retry",  # a worker that waits to read again must know when its pool ends
         "plan",
         "program",

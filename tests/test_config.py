@@ -46,6 +46,7 @@ OTHER: dict[type, dict[str, Any]] = {
         "tokenizer_backend": "hf",
         "allow_changes": ["global_batch_size"],
         "ledger": "out",
+        "storage": {"s3": {"anon": True}},
     },
     SourceConfig: {"path": "a.jsonl", "weight": 2.5, "field": "content"},
 }

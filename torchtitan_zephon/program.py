@@ -61,6 +61,7 @@ class Program:
     tables: tuple[ChunkTable, ...]
     tokenize: Tokenize
     functions: tuple[Function, ...]
+    storage: StorageSettings
     identity: dict[str, Any] = field(repr=False)
 
     @property
@@ -267,6 +268,7 @@ def compile_program(
         tables=tables,
         tokenize=tokenize(tokenizer, backend),
         functions=functions,
+        storage=storage,
         identity=identity,
     )
 
@@ -302,6 +304,7 @@ def _identity(
                 "format": s.reader.manifest.format,
                 "weight": weight / 2**32,
                 "shards": _shards(s.reader.manifest),
+                **({"commit": commit} if (commit := s.reader.manifest.commit) else {}),
             }
             for s, weight in zip(sources, weights, strict=True)
         },

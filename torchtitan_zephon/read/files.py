@@ -39,6 +39,11 @@ class Manifest(NamedTuple):
     left_out: tuple[LeftOut, ...] = ()
 
     @property
+    def commit(self) -> str:
+        """What all files are of, where they have commits; else ''."""
+        return self.store.commit
+
+    @property
     def root(self) -> PurePath:
         """The folder that they lie in."""
         return self.store.root

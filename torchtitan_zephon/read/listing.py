@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..errors import SourceError
 from .formats import FORMATS, SUFFIXES
-from .pattern import Pattern, root_of
+from .pattern import root_of
 from .store import LocalStore, Store
 from .stores.open import open_url
 from .stores.settings import LOCAL, StorageSettings
@@ -37,8 +37,7 @@ class Listing(NamedTuple):
 
 def list_files(source: str, path: str, storage: StorageSettings = LOCAL) -> Listing:
     """All files that ``path`` stands for. Raises ``SourceError`` for none, and for what cannot be read or is packed."""
-    store, below = open_url(source, path, storage) if is_url(path) else _local(source, path)
-    walk = store.list(below)
+    store, walk = _walked(source, path, storage) if is_url(path) else _local(source, path)
     files = [_named_in_utf8(walk, file) for file in walk.files]
     if walk.problems:
         problems = sorted(walk.problems, key=lambda p: os.fsencode(p[0]))
@@ -57,10 +56,20 @@ def list_files(source: str, path: str, storage: StorageSettings = LOCAL) -> List
     return Listing(store, files, left_out, walk.tables)
 
 
-def _local(source: str, path: str) -> tuple[Store, Pattern | str]:
-    """The store of a path of this machine, and the pattern below it; for a single file its name."""
+def _local(source: str, path: str) -> tuple[Store, Walk]:
+    """The store of a path of this machine, and what the path stands for."""
     root, below = root_of(source, path)
-    return LocalStore(root), below
+    store = LocalStore(root)
+    return store, store.list(below)
+
+
+def _walked(source: str, url: str, storage: StorageSettings) -> tuple[Store, Walk]:
+    """The same for a URL."""
+    try:
+        store, below = open_url(url, storage)
+        return store, store.list(below)
+    except (SourceError, OSError) as error:
+        raise SourceError(f"source {source!r}: {error}") from None
 
 
 def once(files: list[File]) -> tuple[list[File], list[LeftOut]]:

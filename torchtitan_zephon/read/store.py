@@ -25,8 +25,12 @@ Version = tuple[int | str, ...]
 class Store(Protocol):
     """What a place must offer. All reads of a file give one version of it, or an error."""
 
+    commit: str
+    """What all files are of, in a place that has commits; else ''."""
+
     @property
     def root(self) -> PurePath: ...
+    def digest(self, name: str) -> str: ...
     def path(self, name: str) -> str: ...
     def list(self, below: Pattern | str) -> Walk: ...
     def version(self, name: str) -> Version: ...
@@ -41,6 +45,7 @@ class LocalStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.commit = ""
         self._prefix = os.path.join(root, "")  # noqa: PTH118
 
     def path(self, name: str) -> str:
@@ -61,6 +66,10 @@ class LocalStore:
         """Size in bytes, and nanoseconds of the last change."""
         status = os.stat(self.path(name))  # noqa: PTH116
         return status.st_size, status.st_mtime_ns
+
+    def digest(self, name: str) -> str:
+        """A hash of the content that the place itself keeps, in hex; a disk keeps none."""
+        return ""
 
     def may_read(self, name: str) -> bool:
         """Whether this user may read the file; it is not opened."""

@@ -30,6 +30,7 @@ from ..program import Program, compile_program
 from ..state import Snapshot, listed
 from .engine import LaneEngine
 from .messages import Ended, Failed, FromLoader, Ready, Said, Save, Saved, Setup, Taken
+from .resume import pinned
 from .ring import SLOTS, Ring
 
 
@@ -163,7 +164,8 @@ def _compiled(setup: Setup) -> Program:
     """The trainer's program, compiled once more. Raises ``SourceError`` if it is another one by now."""
     stream = setup.at.stream
     backend = cast(Backend, stream.tokenizer_backend)
-    program = compile_program(setup.recipe, setup.seq_len, setup.tokenizer, setup.functions, backend, setup.settings)
+    listed_now = compile_program(setup.recipe, setup.seq_len, setup.tokenizer, setup.functions, backend, setup.settings)
+    program = pinned(listed_now, stream.recipe)
     if changes := recipe_changes(stream.recipe, program.identity):
         raise SourceError(
             "the data changed between the start of the job and that of its loader's process (field: at the start -> "

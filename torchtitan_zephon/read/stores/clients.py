@@ -39,10 +39,14 @@ class Entry(NamedTuple):
 
 
 class Client(Protocol):
-    """One protocol. ``place``: a URL as the other methods want it. ``look`` raises ``FileNotFoundError``; a folder is
-    where something lies below."""
+    """One protocol. ``commit``: what all its files are of, '' where there are no commits. ``place``: a URL as the other
+    methods want it. ``digest``: a hash of the content where the service keeps one. ``look`` raises
+    ``FileNotFoundError``; a folder is where something lies below."""
+
+    commit: str
 
     def place(self, url: str) -> str: ...
+    def digest(self, path: str) -> str: ...
     def look(self, path: str) -> Entry: ...
     def below(self, path: str, depth: int | None) -> Iterator[Entry]: ...
     def fetch(self, path: str, start: int, stop: int, tag: str, take: Take) -> None: ...
@@ -50,6 +54,8 @@ class Client(Protocol):
 
 class FsspecClient:
     """Any file system of fsspec; its instance is this store's own, as its settings are."""
+
+    commit = ""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         import fsspec  # an extra: only remote sources need it
@@ -62,6 +68,10 @@ class FsspecClient:
         """Without the protocol, and without the host where a client has one for all."""
         place: str = self.fs._strip_protocol(url)
         return place
+
+    def digest(self, path: str) -> str:
+        """None that is the same for every copy: an ETag depends on how a file was uploaded."""
+        return ""
 
     def look(self, path: str) -> Entry:
         """What lies at ``path``."""

@@ -7,12 +7,15 @@ itself is not chained: its text may hold a signed link.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from ...errors import SourceError, redacted
-from ..retry import RemoteFault
+from ..retry import RemoteFault, with_retries
 from .clients import Changed
+from .url import scheme_of
+
+T = TypeVar("T")
 
 _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524})
 _PASSING_CODES = frozenset({
@@ -44,8 +47,35 @@ LOGIN = {
     "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or `az login`.",
     "hf": "huggingface_hub takes a token from HF_TOKEN, or from `hf auth login`.",
 }
+_HUB = {
+    "RepositoryNotFoundError": "the hub has no such data set, or it is private and this user may not see it. Look for "
+    "a misspelt name (OWNER/NAME).",
+    "GatedRepoError": "the data set is gated: its page on the hub asks for an agreement. Accept it there, then give a "
+    "token of the same user.",
+    "RevisionNotFoundError": "the data set has no such revision. Name a branch, tag or commit that its page lists, or "
+    "leave @REVISION out.",
+    "DisabledRepoError": "the hub has disabled the data set.",
+    "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set. Unset it, or give the folder of a copy on this machine.",
+    "HFValidationError": "that is no name of a data set (OWNER/NAME).",
+}
+"""The hub's own errors, the more special behind the more general."""
 _ALSO = {"gcs": "gs", "s3a": "s3", "abfs": "az", "abfss": "az", "adl": "az"}
 _A_LINK = "A signed link is valid for a time; have a new one made, or give what its service takes in the link."
+
+
+def asked(url: str, what: str, ask: Callable[[], T]) -> T:
+    """``ask()``, with faults that may pass waited out. Raises ``OSError`` if they do not, else ``SourceError``."""
+
+    def in_our_words() -> T:
+        try:
+            return ask()
+        except (RemoteFault, SourceError):
+            raise
+        except Exception as error:  # the libraries have no class in common
+            told = in_words(error, url, scheme_of(url))
+        raise told
+
+    return with_retries(in_our_words, url, what)
 
 
 def in_words(error: Exception, url: str, scheme: str) -> OSError | SourceError:
@@ -59,6 +89,8 @@ def in_words(error: Exception, url: str, scheme: str) -> OSError | SourceError:
         return changed(url)
     if code in _EXPIRED_CODES or names & _EXPIRED_CLASSES or "expired" in str(error).lower():
         return SourceError(f"{url!r} cannot be read: the credentials have expired ({said}). Renew them; {login}")
+    if hub := _HUB.keys() & names:
+        return SourceError(f"{url!r} cannot be read: {_HUB[max(hub, key=list(_HUB).index)]} {login}")
     if names & _NO_CREDENTIALS:
         return SourceError(f"{url!r} cannot be read: there are no credentials ({said}). {login}")
     if code in _REGION_CODES or status in (301, 307):

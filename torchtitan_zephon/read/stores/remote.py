@@ -8,32 +8,34 @@ may pass is waited out as on a disk (``retry.py``), and only tries without a sin
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from typing import BinaryIO, TypeVar, cast
+from typing import BinaryIO, cast
 
 import pyarrow as pa
 
 from ...errors import SourceError
 from ..pattern import Pattern
 from ..range_file import RangeFile
-from ..retry import RemoteFault, with_retries
+from ..retry import RemoteFault
 from ..store import BUFFER_BYTES, Version
 from ..walk import Walk
 from .clients import Client
-from .faults import in_words
+from .faults import asked
 from .listed_walk import ListedWalk
-from .url import UrlPath, scheme_of
-
-T = TypeVar("T")
+from .url import UrlPath
 
 
 class RemoteStore:
-    """The files below ``root``, which ``client`` calls ``folder``. Thread-safe, as nothing but versions is kept."""
+    """The files below ``root``, which ``client`` calls ``folder``; ``query`` follows each name.
+
+    Thread-safe, as nothing but versions is kept.
+    """
 
     def __init__(self, root: UrlPath, client: Client, folder: str, query: str = "") -> None:
         self.root = root
+        self.commit = client.commit
         self._client = client
         self._folder = folder
+        self._prefix = f"{folder}/" if folder else ""
         self._query = query
         self._versions: dict[str, Version] = {}
 
@@ -43,15 +45,15 @@ class RemoteStore:
 
     def _own(self, name: str) -> str:
         """The same as the client wants it."""
-        return f"{self._folder}/{name}{self._query}"
+        return f"{self._prefix}{name}{self._query}"
 
     def list(self, below: Pattern | str) -> Walk:
         """The files of a pattern, or the single one of this name. One request for 1,000 names, as a rule."""
         if isinstance(below, Pattern):
             depth = None if "**" in below.parts else len(below.parts)
             url = str(self.root)
-            found = self._asked(url, "the names", lambda: list(self._client.below(self._folder, depth)))
-            names = {e.name[len(self._folder) + 1 :] + "/" * e.is_folder: e for e in found}
+            found = asked(url, "the names", lambda: list(self._client.below(self._folder, depth)))
+            names = {e.name[len(self._prefix) :] + "/" * e.is_folder: e for e in found}
             self._versions = {name: (e.num_bytes, e.tag) for name, e in names.items() if name and not e.is_folder}
             walk = ListedWalk(self.root, below, {name: e.num_bytes for name, e in names.items() if name})
             walk.run()
@@ -63,9 +65,13 @@ class RemoteStore:
     def version(self, name: str) -> Version:
         """Size in bytes, and what the service calls the version; asked for once, and the same from then on."""
         if name not in self._versions:
-            entry = self._asked(self.path(name), "the size", lambda: self._client.look(self._own(name)))
+            entry = asked(self.path(name), "the size", lambda: self._client.look(self._own(name)))
             self._versions.setdefault(name, (entry.num_bytes, entry.tag))
         return self._versions[name]
+
+    def digest(self, name: str) -> str:
+        """A hash of the content that the service has, in hex; '' if it has none."""
+        return self._client.digest(self._own(name))
 
     def may_read(self, name: str) -> bool:
         """Not asked: a right to read is that of the whole bucket, as a rule, and reading tells."""
@@ -85,7 +91,7 @@ class RemoteStore:
         while len(found) < wanted:
             before = len(found)
             try:
-                self._asked(self.path(name), f"bytes {start:,} to {stop:,}", more)
+                asked(self.path(name), f"bytes {start:,} to {stop:,}", more)
             except OSError:
                 if len(found) == before:
                     raise
@@ -104,17 +110,3 @@ class RemoteStore:
     def _file(self, name: str) -> RangeFile:
         num_bytes = cast(int, self.version(name)[0])
         return RangeFile(self.path(name), num_bytes, lambda start, stop: self.read(name, start, stop))
-
-    def _asked(self, url: str, what: str, ask: Callable[[], T]) -> T:
-        """``ask()``, with faults that may pass waited out. Raises ``OSError`` if they do not, else ``SourceError``."""
-
-        def in_our_words() -> T:
-            try:
-                return ask()
-            except (RemoteFault, SourceError):
-                raise
-            except Exception as error:  # the libraries have no class in common
-                told = in_words(error, url, scheme_of(url))
-            raise told
-
-        return with_retries(in_our_words, url, what)
