@@ -47,6 +47,8 @@ OTHER: dict[type, dict[str, Any]] = {
         "allow_changes": ["global_batch_size"],
         "ledger": "out",
         "storage": {"s3": {"anon": True}},
+        "cache_folder": "/cache",
+        "cache_bytes": 2**30,
     },
     SourceConfig: {"path": "a.jsonl", "weight": 2.5, "field": "content"},
 }

@@ -178,6 +178,9 @@ class Pipeline:
         allow_changes: list[Literal["global_batch_size", "tokenizer_backend"]] | None = None,
         tokenizer_backend: Literal["auto", "hf", "fastokens"] | None = None,
         ledger: str | None = None,
+        storage: dict[str, dict[str, Any]] | None = None,
+        cache_folder: str | None = None,
+        cache_bytes: int | None = None,
     ) -> Pipeline:
         """The stream's shape (first four), then speed and reporting. What is None stays as it was."""
         stream = {"lanes": lanes, "flush_every_sequences": flush_every_sequences, "shares": shares}
@@ -189,6 +192,9 @@ class Pipeline:
             "allow_changes": allow_changes,
             "tokenizer_backend": tokenizer_backend,
             "ledger": ledger,
+            "storage": storage,
+            "cache_folder": cache_folder,
+            "cache_bytes": cache_bytes,
         }
         return self._with(
             _recipe=replace(self._recipe, **{k: v for k, v in stream.items() if v is not None}),  # type: ignore[arg-type]

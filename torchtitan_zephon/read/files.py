@@ -18,6 +18,7 @@ from .listing import SHOWN_NAMES, left_out_text, list_files
 from .sample import sample
 from .settings import SourceConfig
 from .store import Store
+from .stores.cache import with_cache
 from .stores.settings import LOCAL, StorageSettings
 from .walk import LeftOut
 
@@ -95,7 +96,7 @@ def list_source(name: str, settings: SourceConfig, storage: StorageSettings = LO
         raise SourceError(f"source {name!r}: all {len(names)} files at {path!r} are empty.")
     samples = sample(name, kind, store, files)
     shards = tuple(Shard(file.name, file.num_bytes, digest) for file, digest in zip(files, samples, strict=True))
-    return Manifest(store, kind, shards, left_out)
+    return Manifest(with_cache(store, storage), kind, shards, left_out)
 
 
 def _format(name: str, path: str, root: PurePath, names: list[str]) -> str:

@@ -9,10 +9,40 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from io import SEEK_CUR, SEEK_END, SEEK_SET
+from typing import BinaryIO, cast
+
+import pyarrow as pa
+
+from .store import BUFFER_BYTES, Version
 
 MOST_BYTES = 8 * 2**20
 """Largest window; larger only where more is asked in one read."""
+
+
+class RangedStore:
+    """The part of a ``Store`` that follows from reads of ranges."""
+
+    def path(self, name: str) -> str:
+        raise NotImplementedError
+
+    def version(self, name: str) -> Version:
+        raise NotImplementedError
+
+    def read(self, name: str, start: int, stop: int) -> bytes:
+        raise NotImplementedError
+
+    def open(self, name: str) -> BinaryIO:
+        """The file, for several reads; reading on from the front fetches ahead."""
+        return cast(BinaryIO, io.BufferedReader(self._file(name), BUFFER_BYTES))
+
+    def open_for_arrow(self, name: str) -> pa.NativeFile:
+        """The file, for readers of Arrow."""
+        return pa.PythonFile(self._file(name), "r")
+
+    def _file(self, name: str) -> RangeFile:
+        return RangeFile(self.path(name), cast(int, self.version(name)[0]), partial(self.read, name))
 
 
 class RangeFile(io.RawIOBase):

@@ -71,7 +71,7 @@ def compiled(recipe: Recipe, seq_len: int, tokenizer: TokenizerSpec, settings: R
     """The compiled program, kept for the life of the process: the start-up check, the loader, and
     the validator (which builds its loader anew every time) ask for the same one."""
     backend = settings.tokenizer_backend
-    key = f"{recipe!r} {seq_len} {tokenizer.identity!r} {backend} {settings.storage!r}"
+    key = f"{recipe!r} {seq_len} {tokenizer.identity!r} {backend} {settings.reach}"
     if key not in _programs:
         _programs[key] = compile_program(recipe, seq_len, tokenizer, backend=backend, storage=settings)
     return _programs[key]

@@ -7,16 +7,13 @@ may pass is waited out as on a disk (``retry.py``), and only tries without a sin
 
 from __future__ import annotations
 
-import io
-from typing import BinaryIO, cast
-
-import pyarrow as pa
+from typing import cast
 
 from ...errors import SourceError
 from ..pattern import Pattern
-from ..range_file import RangeFile
+from ..range_file import RangedStore
 from ..retry import RemoteFault
-from ..store import BUFFER_BYTES, Version
+from ..store import Version
 from ..walk import Walk
 from .clients import Client
 from .faults import asked
@@ -24,7 +21,7 @@ from .listed_walk import ListedWalk
 from .url import UrlPath
 
 
-class RemoteStore:
+class RemoteStore(RangedStore):
     """The files below ``root``, which ``client`` calls ``folder``; ``query`` follows each name.
 
     Thread-safe, as nothing but versions is kept.
@@ -98,15 +95,3 @@ class RemoteStore:
         if len(found) > max(wanted, 0):
             raise SourceError(f"{self.path(name)!r}: the server sent {len(found):,} bytes where {wanted:,} were asked.")
         return bytes(found)
-
-    def open(self, name: str) -> BinaryIO:
-        """The file, for several reads; reading on from the front fetches ahead."""
-        return cast(BinaryIO, io.BufferedReader(self._file(name), BUFFER_BYTES))
-
-    def open_for_arrow(self, name: str) -> pa.NativeFile:
-        """The file, for readers of Arrow."""
-        return pa.PythonFile(self._file(name), "r")
-
-    def _file(self, name: str) -> RangeFile:
-        num_bytes = cast(int, self.version(name)[0])
-        return RangeFile(self.path(name), num_bytes, lambda start, stop: self.read(name, start, stop))

@@ -40,6 +40,18 @@ class StorageSettings:
         "`requester_pays`. Keys and passwords are refused here; docs/storage.md says where they are kept.",
     )
 
+    cache_folder: str = setting(
+        "",
+        "Folder on a local disk where parts of remote files are kept for all ranks of the node, later epochs and later "
+        "runs; relative to the TOML file. None, if empty.",
+    )
+    cache_bytes: int = setting(64 * 2**30, "Most bytes kept there; what was used longest ago goes first.", low=2**20)
+
+    @property
+    def reach(self) -> str:
+        """The same for settings that reach files in the same way."""
+        return repr((self.storage, self.cache_folder, self.cache_bytes))
+
     def options(self, scheme: str) -> dict[str, Any]:
         """What its client is made with."""
         given = dict(self.storage.get(_SAME.get(scheme, scheme), {}))
