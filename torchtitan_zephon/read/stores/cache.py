@@ -3,8 +3,8 @@
 A part is a block of 1 MiB of one version of one file, in a file of its own with a check sum, written whole and renamed.
 So nothing is locked, two processes that fill one entry do no harm, and a killed one leaves nothing that is read. Whole
 files were the other choice: lanes read chunks of 256 KiB from all over a source, so every node would fetch every file,
-to read a part of each. A small block wastes less: where 16 nodes share one pass, a node fetches 4.4 times what it reads in
-blocks of 1 MiB, and 10 times in blocks of 4 MiB. So the cache is for several epochs, and for row groups that several
+to read a part of each. A small block wastes less: where 16 nodes share one pass, a node fetches 5 times what it reads
+in blocks of 1 MiB, and 11 times in blocks of 4 MiB. So the cache is for several epochs, and for row groups that several
 lanes read. Where a source does not fit into ``cache_bytes`` it costs more bytes than it saves.
 
 A disk that is full or read-only costs a warning, and from then on nothing more is kept.
