@@ -70,8 +70,8 @@ class Chunk(NamedTuple):
 class Pieces:
     """What a source consists of. ``units`` are bytes (JSONL) or rows (Parquet): int64 [pieces].
 
-    ``sizes`` are text bytes, int64 [pieces]; ``runs_of_one`` says that every chunk is a run. ``sequential``: a piece can
-    only be read from its front, and its size is what it is taken to hold (``slices.py``).
+    ``sizes`` are text bytes, int64 [pieces]; ``runs_of_one`` says that every chunk is a run. ``sequential``: a piece
+    can only be read from its front, and its size is what it is taken to hold (``slices.py``).
     """
 
     sizes: np.ndarray

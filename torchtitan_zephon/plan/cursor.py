@@ -3,9 +3,9 @@
 What flows in: a cursor (for each source: runs finished, chunks done in the current run) and a source. What flows out:
 the source's next chunk and the cursor behind it. Nothing is read here, so a whole job can be planned on paper.
 
-Which runs of a source are the lane's own is said by ``Endless`` (a repeating stream), ``Dealt``
-(one pass), or ``Tape`` (a repeating stream of files that can only be read from the front). The lane's first chunk is taken in two parts, so that the lane begins as one that has been
-under way: see ``mixture.Begin``.
+Which runs of a source are the lane's own is said by ``Endless`` (a repeating stream), ``Dealt`` (one pass), or ``Tape``
+(a repeating stream of files that can only be read from the front). The lane's first chunk is taken in two parts, so
+that the lane begins as one that has been under way: see ``mixture.Begin``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The slices of files that can only be read from the front: compressed files, archives, CSV.
 
-What flows in: how many such files there are. What flows out: runs, and which slices are in a run. Slice j of a file holds
-the records whose first byte lies in the unpacked bytes [j * u, (j + 1) * u), so that a packed file and its plain twin
-have the same slices. A run is every m-th slice of a file, from the r-th on: its reader unpacks the file once and parses
-what is its own. m is the least number with files * m >= lanes; with fewer runs, some lanes would have nothing.
+What flows in: how many such files there are. What flows out: runs, and which slices are in a run. Slice j of a file
+holds the records whose first byte lies in the unpacked bytes [j * u, (j + 1) * u), so that a packed file and its plain
+twin have the same slices. A run is every m-th slice of a file, from the r-th on: its reader unpacks the file once and
+parses what is its own. m is the least number with files * m >= lanes; with fewer runs, some lanes would have nothing.
 
 A lane's runs of a source, end to end, are its *tape*. How many slices a run has is found out by reading, so the plan
-says only "the tape's next slice", and what was found travels to the state as a ``TapePlace``. One pass has to end in all
-lanes at once: there the files are unpacked and measured first, and the runs are dealt as chunks are.
+says only "the tape's next slice", and what was found travels to the state as a ``TapePlace``. One pass has to end in
+all lanes at once: there the files are unpacked and measured first, and the runs are dealt as chunks are.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class SliceTable:
         parts = np.diff(self.first_run)
         slices, parts_of_run = np.repeat(self.slices, parts), np.repeat(parts, parts)
         first = np.arange(self.num_runs) - np.repeat(self.first_run[:-1], parts)
-        return -(-(slices - first) // parts_of_run) * self.chunk_bytes
+        run_slices: np.ndarray = -(-(slices - first) // parts_of_run)
+        return run_slices * self.chunk_bytes
 
     def part(self, run: int) -> tuple[int, int, int]:
         """Of a run: its piece, its first slice, and every how manyth slice is its own."""
@@ -101,22 +102,20 @@ class SliceTable:
         return self.slice_at(epoch, run, k), first + (k + 1) * every >= int(self.slices[piece])
 
 
-def cut_slices(
-    source: int, pieces: Pieces, target_bytes: int, lanes: int, lengths: np.ndarray | None
-) -> SliceTable:
+def cut_slices(source: int, pieces: Pieces, target_bytes: int, lanes: int, lengths: np.ndarray | None) -> SliceTable:
     """Choose a slice size and the runs. ``lengths``: unpacked bytes of the pieces, int64 [pieces], for one pass.
 
     Without them the size of a slice follows from ``pieces.sizes``, which is what the files are taken to hold.
     """
     if lengths is None:
         chunk_bytes = chunk_size(int(pieces.sizes.sum()), target_bytes, lanes)
-        every = -(-lanes // max(1, np.count_nonzero(pieces.sizes)))
+        every = -(-lanes // max(1, int(np.count_nonzero(pieces.sizes))))
         parts = np.where(pieces.sizes > 0, every, 0)
         slices = None
     else:
         chunk_bytes = pass_chunk_size(int(lengths.sum()), target_bytes, lanes)
         slices = -(-lengths // chunk_bytes)
-        every = -(-PASS_RUNS_PER_LANE * lanes // max(1, np.count_nonzero(slices)))
+        every = -(-PASS_RUNS_PER_LANE * lanes // max(1, int(np.count_nonzero(slices))))
         parts = np.minimum(slices, every)
     first_run = np.zeros(len(parts) + 1, np.int64)
     np.cumsum(parts, out=first_run[1:])

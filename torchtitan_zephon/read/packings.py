@@ -13,14 +13,15 @@ import lzma
 import sys
 import zlib
 from collections.abc import Callable
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from ..errors import SourceError
 
 BLOCK_BYTES = 128 * 1024
 WINDOW_LOG = 27
-"""A zstd frame may refer back by up to 2**27 bytes, 128 MiB; as `zstd` itself unpacks without being asked to use more."""
+"""A zstd frame may refer back by up to 2**27 bytes, 128 MiB: what `zstd` unpacks without being told to use more."""
 XZ_BYTES = 2**28
+"""Memory for unpacking xz, 256 MiB; the largest preset, -9, takes 65."""
 
 
 class Decoder(Protocol):
@@ -36,7 +37,10 @@ class Decoder(Protocol):
 
 
 class Packing(NamedTuple):
-    """``magic``: how each of its members begins. ``member``: what one is called. ``padded``: zero bytes may follow one."""
+    """``magic``: how each of its members begins. ``member``: what one is called. ``padded``: zeros may follow one.
+
+    ``test``: the command that says whether a file is whole.
+    """
 
     title: str
     suffix: str
@@ -81,11 +85,15 @@ def _unzstd() -> Decoder:
     return found
 
 
+def _unxz() -> Decoder:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, XZ_BYTES)
+
+
 PACKINGS = (
     Packing("gzip", ".gz", b"\x1f\x8b", "member", _Gunzip, True, "gzip -t"),
     Packing("zstd", ".zst", b"\x28\xb5\x2f\xfd", "frame", _unzstd, False, "zstd -t"),
     Packing("bzip2", ".bz2", b"BZh", "stream", bz2.BZ2Decompressor, False, "bzip2 -t"),
-    Packing("xz", ".xz", b"\xfd7zXZ\x00", "stream", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, XZ_BYTES), True, "xz -t"),
+    Packing("xz", ".xz", b"\xfd7zXZ\x00", "stream", _unxz, True, "xz -t"),
 )
 _SKIPPABLE = bytes(range(0x50, 0x60))
 """First bytes of a zstd frame that holds no data, such as a table for seeking."""
@@ -111,7 +119,10 @@ class Entry(NamedTuple):
 
 
 class Unpacked(Protocol):
-    """A stream of unpacked bytes that moves forward. ``at``: unpacked bytes before what is read next."""
+    """A stream of unpacked bytes that moves forward. ``at``: unpacked bytes before what is read next.
+
+    Its file is closed when nobody has the stream any more.
+    """
 
     at: int
 
@@ -125,9 +136,7 @@ class Unpacked(Protocol):
         """Pass over the bytes before ``to``, or to the end."""
 
     def entry(self) -> Entry:
-        """The last place before ``at``, or there, where unpacking can begin; it follows from ``at`` and the file alone."""
-
-    def close(self) -> None: ...
+        """The last place before ``at``, or there, where unpacking can begin. It follows from ``at`` and the file."""
 
 
 class PlainStream:
@@ -155,7 +164,7 @@ class PlainStream:
     def entry(self) -> Entry:
         return Entry(self.at, self.at)
 
-    def close(self) -> None:
+    def __del__(self) -> None:
         self._file.close()
 
 
@@ -190,7 +199,7 @@ class PackedStream:
         self._entries = self._entries[len(before) - 1 :]
         return before[-1]
 
-    def close(self) -> None:
+    def __del__(self) -> None:
         self._file.close()
 
     def _decode(self, most: int) -> bytes:
@@ -251,11 +260,11 @@ class PackedStream:
         packing, begin = self._packing, self._entries[-1].packed
         ways = f"Copy it again, and see with `{packing.test}` that it is whole."
         if "too much memory" in str(error) or "limit" in str(error).lower():
-            ways = f"It was packed so that unpacking needs more than {_limit(packing)}; pack it anew without --long or -9e."
+            ways = f"Unpacking it needs more than {_limit(packing)}; pack it anew without --long."
         elif "ictionary" in str(error):
             ways = "It was packed with a dictionary, which cannot be given here; pack it anew without one."
         return SourceError(
-            f"{self._path!r} cannot be unpacked: in the {packing.title} {packing.member} that begins at byte {begin:,}, "
+            f"{self._path!r} cannot be unpacked: in the {packing.title} {packing.member} from byte {begin:,} on, "
             f"behind {self._decoded:,} unpacked bytes: {error}. {ways}"
         )
 
@@ -263,8 +272,8 @@ class PackedStream:
         packing, at = self._packing, self._packed - len(self._input)
         if not at:
             return SourceError(
-                f"{self._path!r} is no {packing.title} file, though its name ends in {packing.suffix!r}: it begins with "
-                f"{self._input[:16]!r}. Give it the ending of what it is."
+                f"{self._path!r} is no {packing.title} file, though its name ends in {packing.suffix!r}: it begins "
+                f"with {self._input[:16]!r}. Give it the ending of what it is."
             )
         return SourceError(
             f"{self._path!r}: behind its last {packing.title} {packing.member}, from byte {at:,} on, there are other "
@@ -274,7 +283,8 @@ class PackedStream:
 
 def _begins(packing: Packing, data: bytes) -> bool:
     """Whether a member of ``packing`` begins with ``data``; a frame that zstd skips is one too."""
-    return data.startswith(packing.magic) or (packing.suffix == ".zst" and data[0] in _SKIPPABLE and data[1:4] == b"*M\x18")
+    skipped = packing.suffix == ".zst" and data[0] in _SKIPPABLE and data[1:4] == b"*M\x18"
+    return skipped or data.startswith(packing.magic)
 
 
 def _limit(packing: Packing) -> str:
