@@ -18,7 +18,7 @@ from ..bad_records import BadRecord, Sifted
 from ..plan.chunking import Chunk, Pieces
 from ..records import RECORD, Contents, Documents, Record, origin_of
 from .files import Manifest
-from .lines import seek_line, take_lines
+from .lines import seek_line, take_lines, too_long
 from .packings import Unpacked, changed
 from .sequential import Cut
 from .settings import SourceConfig
@@ -27,7 +27,6 @@ from .store import Store
 _BOM = b"\xef\xbb\xbf"
 _READ_ON_BYTES = 64 * 1024
 _LOOK_BYTES = 4096
-MOST_RECORD_BYTES = 2**26
 
 
 class JsonlReader:
@@ -87,8 +86,8 @@ class JsonlCutter:
 
     contents: Contents = "text"
 
-    def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
-        pass
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
+        self._most = max_record_bytes
 
     def seek(self, stream: Unpacked, at: int) -> None:
         """Go to the first line that begins at ``at`` or behind it."""
@@ -96,11 +95,12 @@ class JsonlCutter:
 
     def take(self, stream: Unpacked, stop: int) -> Cut:
         """The lines that begin before ``stop``."""
-        return take_lines(stream, stop, MOST_RECORD_BYTES)
+        return take_lines(stream, stop, self._most)
 
     def parse(self, chunk: Chunk, cut: Cut, columns: frozenset[str] | None) -> Sifted:
         """The records of ``cut``, whole."""
-        return _parsed(chunk, cut.data, cut.at)
+        documents, bad = _parsed(chunk, cut.data, cut.at)
+        return documents, bad + [too_long(place, self._most) for place in cut.too_long]
 
     def describe(self, place: int) -> str:
         """In words, where in its shard a record lies."""

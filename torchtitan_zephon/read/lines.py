@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..bad_records import BadRecord
 from .packings import BLOCK_BYTES, Unpacked
 from .sequential import Cut
 
@@ -38,4 +39,9 @@ def take_lines(stream: Unpacked, stop: int, most: int) -> Cut:
             parts.append(rest)
         if end:
             break
-    return Cut(at, b"".join(parts), ((at + begun, length),) if length > most else ())
+    return Cut(at, b"".join(parts), (at + begun,) if length > most else ())
+
+
+def too_long(place: int, most: int) -> BadRecord:
+    """A record of more than ``most`` bytes."""
+    return BadRecord("size", place, f"the record has more than max_record_bytes = {most:,} bytes")

@@ -119,11 +119,13 @@ class Entry(NamedTuple):
 
 
 class Unpacked(Protocol):
-    """A stream of unpacked bytes that moves forward. ``at``: unpacked bytes before what is read next.
+    """A stream of unpacked bytes that moves forward. ``at``: unpacked bytes before what is read next. ``path``: its
+    file's, for messages.
 
-    Its file is closed when nobody has the stream any more.
+    The file is closed when nobody has the stream any more.
     """
 
+    path: str
     at: int
 
     def read(self, most: int) -> bytes:
@@ -143,13 +145,13 @@ class PlainStream:
     """A file as it is: unpacking can begin anywhere."""
 
     def __init__(self, file: BinaryIO, path: str, num_bytes: int, at: int) -> None:
-        self._file, self._path, self._num_bytes, self.at = file, path, num_bytes, at
+        self._file, self.path, self._num_bytes, self.at = file, path, num_bytes, at
         file.seek(at)
 
     def read(self, most: int) -> bytes:
         data = self._file.read(min(most, self._num_bytes - self.at))
         if not data and self.at < self._num_bytes:
-            raise changed(self._path, self.at, self._num_bytes)
+            raise changed(self.path, self.at, self._num_bytes)
         self.at += len(data)
         return data
 
@@ -172,7 +174,7 @@ class PackedStream:
     """What is in a packed file, member by member."""
 
     def __init__(self, file: BinaryIO, path: str, num_bytes: int, packing: Packing, entry: Entry) -> None:
-        self._file, self._path, self._num_bytes, self._packing = file, path, num_bytes, packing
+        self._file, self.path, self._num_bytes, self._packing = file, path, num_bytes, packing
         self.at, self._packed, self._decoded = entry.unpacked, entry.packed, entry.unpacked
         self._entries = [entry]
         """Where members began; all but the last before ``at`` may be forgotten."""
@@ -232,7 +234,7 @@ class PackedStream:
             self._input = self._input.lstrip(b"\0")
         if not self._input:
             return None
-        if not _begins(packing, self._input):
+        if not begins(packing, self._input):
             raise self._no_member()
         entry = Entry(self._packed - len(self._input), self._decoded)
         if entry != self._entries[-1]:
@@ -244,14 +246,14 @@ class PackedStream:
         """The next bytes of the file; none at its end."""
         data = self._file.read(min(BLOCK_BYTES, self._num_bytes - self._packed))
         if not data and self._packed < self._num_bytes:
-            raise changed(self._path, self._packed, self._num_bytes)
+            raise changed(self.path, self._packed, self._num_bytes)
         self._packed += len(data)
         return data
 
     def _cut(self) -> SourceError:
         packing, begin = self._packing, self._entries[-1].packed
         return SourceError(
-            f"{self._path!r} is cut: the {packing.title} {packing.member} that begins at byte {begin:,} is not over at "
+            f"{self.path!r} is cut: the {packing.title} {packing.member} that begins at byte {begin:,} is not over at "
             f"the end of the file, byte {self._num_bytes:,}. The file was copied in part or is still being written; "
             f"copy it again, and see with `{packing.test}` that it is whole."
         )
@@ -264,24 +266,32 @@ class PackedStream:
         elif "ictionary" in str(error):
             ways = "It was packed with a dictionary, which cannot be given here; pack it anew without one."
         return SourceError(
-            f"{self._path!r} cannot be unpacked: in the {packing.title} {packing.member} from byte {begin:,} on, "
+            f"{self.path!r} cannot be unpacked: in the {packing.title} {packing.member} from byte {begin:,} on, "
             f"behind {self._decoded:,} unpacked bytes: {error}. {ways}"
         )
 
     def _no_member(self) -> SourceError:
         packing, at = self._packing, self._packed - len(self._input)
         if not at:
-            return SourceError(
-                f"{self._path!r} is no {packing.title} file, though its name ends in {packing.suffix!r}: it begins "
-                f"with {self._input[:16]!r}. Give it the ending of what it is."
-            )
+            return SourceError(f"{self.path!r} {wrong_packing(packing.suffix, self._input)}")
         return SourceError(
-            f"{self._path!r}: behind its last {packing.title} {packing.member}, from byte {at:,} on, there are other "
+            f"{self.path!r}: behind its last {packing.title} {packing.member}, from byte {at:,} on, there are other "
             f"bytes: {self._input[:16]!r}. It was damaged, or something was appended; pack it anew."
         )
 
 
-def _begins(packing: Packing, data: bytes) -> bool:
+def wrong_packing(name: str, head: bytes) -> str | None:
+    """What is wrong with a file that begins with ``head``, if it is not packed as its name says."""
+    packing = packing_of(name)
+    if packing is None or begins(packing, head):
+        return None
+    return (
+        f"is no {packing.title} file, though its name ends in {packing.suffix!r}: it begins with {head[:16]!r}. Give "
+        "it the ending of what it is."
+    )
+
+
+def begins(packing: Packing, data: bytes) -> bool:
     """Whether a member of ``packing`` begins with ``data``; a frame that zstd skips is one too."""
     skipped = packing.suffix == ".zst" and data[0] in _SKIPPABLE and data[1:4] == b"*M\x18"
     return skipped or data.startswith(packing.magic)

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import SourceError
-from .packings import PACKINGS, packing_of
+from .packings import PACKINGS, packing_of, wrong_packing
 from .retry import with_retries
 from .store import Store
 from .walk import File, trouble
@@ -88,6 +88,8 @@ def _problem(kind: str, name: str, head: bytes) -> str | None:
     for begin, what in _POINTERS.items():
         if head.startswith(begin):
             return f"is a pointer {what}, which puts the file itself in its place."
+    if problem := wrong_packing(name, head):
+        return problem
     packed = next((packing for packing in PACKINGS if head.startswith(packing.magic)), None)
     if kind == "jsonl" and packed is not None and packing_of(name) is None:
         return f"is packed with {packed.title}, and its name does not say so. Let it end in {packed.suffix!r}."

@@ -27,16 +27,16 @@ OPEN_STREAMS = 64
 class Cut(NamedTuple):
     """Whole records as they lie in a file: ``data`` from unpacked byte ``at`` on.
 
-    ``too_long``: places and sizes of records among them that are left out, as they are longer than a record may be.
+    ``too_long``: the places of records that are left out, as they are longer than a record may be.
     """
 
     at: int
     data: bytes
-    too_long: tuple[tuple[int, int], ...] = ()
+    too_long: tuple[int, ...] = ()
 
 
 class Cutter(Protocol):
-    """How a format's records lie one behind the other. Made with a manifest and the source's settings; thread-safe.
+    """How a format's records lie one behind the other. Made as a ``Reader`` is; thread-safe.
 
     A stream always stands where a record begins, or at its end.
     """

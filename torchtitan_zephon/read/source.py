@@ -110,4 +110,4 @@ def _reader(name: str, manifest: Manifest, settings: SourceConfig) -> Reader:
     if of.reader and not any(packing_of(shard.name) for shard in manifest.shards):
         reader: Reader = loaded(name, of, of.reader)(manifest, settings)
         return reader
-    return SequentialReader(manifest, loaded(name, of, of.cutter)(manifest, settings))
+    return SequentialReader(manifest, loaded(name, of, of.cutter)(manifest, settings, 2**26))
