@@ -11,14 +11,14 @@ import functools
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence as Seq
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .cache import cached, counts_of
-from .config import Recipe, SourceConfig
+from .config import Recipe
 from .documents import read_documents
 from .errors import ConfigError, SourceError
 from .estimate import Estimate, estimate
@@ -37,6 +37,7 @@ from .plan.segments import LanePlan
 from .read.files import Manifest, shared_files
 from .read.source import Source, open_source
 from .records import Documents, Packet
+from .settings import identity_of
 from .state import recipe_hash
 
 STREAM_FORMAT = 2
@@ -77,7 +78,8 @@ class Program:
         return Packet.of(self.tokenize(self._documents(chunk)))
 
     def _documents(self, chunk: Chunk) -> Documents:
-        documents = read_documents(self.sources[chunk.source], chunk, self.functions)
+        source, largest_id = self.sources[chunk.source], self.tokenize.largest_id()
+        documents = read_documents(source, chunk, self.functions, self.recipe, largest_id)
         for stage in STAGES:
             documents = stage(self, chunk, documents)
         return documents
@@ -187,6 +189,7 @@ class Program:
             packing=self.packing,
             shuffle_buffer_sequences=r.shuffle_buffer_sequences,
             shuffle_seed=_shuffle_seed(r),
+            bad_records=r,
         )
 
     def explain(self) -> str:
@@ -254,7 +257,7 @@ def compile_program(
             "the recipe names no source; add a table for each, such as\n"
             '    [zephon.sources.wiki]\n    path = "data/wiki"\n    weight = 1.0'
         )
-    sources = tuple(opened(name, recipe.sources[name]) for name in sorted(recipe.sources))
+    sources = tuple(opened(name, recipe) for name in sorted(recipe.sources))
     how = cut if recipe.repeat else cut_pass
     tables = tuple(how(i, s.reader.pieces(), recipe.chunk_bytes, recipe.lanes) for i, s in enumerate(sources))
     identity = _identity(recipe, seq_len, sources, tokenizer, functions)
@@ -269,11 +272,11 @@ def compile_program(
     )
 
 
-def opened(name: str, source: SourceConfig) -> Source:
+def opened(name: str, recipe: Recipe) -> Source:
     """The open source ``name``. Raises ``SourceError``; where its path leads nowhere, with how that was stated."""
-    path = source.path
+    path = recipe.sources[name].path
     try:
-        return open_source(name, source)
+        return open_source(name, recipe.sources[name], recipe.max_record_bytes)
     except SourceError as error:
         if not isinstance(path, StatedPath) or not path.hint or Path(path).exists():
             raise
@@ -286,11 +289,10 @@ def _identity(
     """The recipe as plain values. Left out on purpose: source folders (only content matters), workers, prefetch and
     ledger (speed and reporting), dp degree and local batch (which rank reads, not what is read)."""
     weights = integer_weights({s.name: recipe.sources[s.name].weight for s in sources})
-    plain = {f.name: getattr(recipe, f.name) for f in fields(recipe) if f.metadata["in_identity"]}
     return {
         "stream_format": STREAM_FORMAT,
         "seq_len": seq_len,
-        **plain,
+        **identity_of(recipe),
         "shuffle_seed": _shuffle_seed(recipe),
         "tokenizer": tokenizer.identity,
         "functions": [f"{f.kind} {f.identity}" for f in functions],

@@ -13,7 +13,7 @@ class Format(NamedTuple):
 
     ``suffixes``: endings of its files. ``named_suffixes``: endings that are common for other data too, so they are read
     only where the path itself names them. ``package``: what parses it. ``reader``: its class, as "module.Class"; it
-    takes a manifest and the source's settings.
+    takes a manifest, the source's settings and the most bytes of a record.
     """
 
     title: str

@@ -3,11 +3,13 @@
 A line belongs to the chunk that holds its first byte. A chunk therefore skips up to the first
 line end at or after ``start - 1`` and reads on behind ``stop`` to finish its last line; a line
 longer than several chunks leaves those in its middle empty. Lines are parsed one by one with
-orjson: strict JSON, 260 MB a CPU second, and the exact place of a bad line is known.
+orjson: strict JSON, 260 MB a CPU second, and the exact place of a bad line is known. Of a line that is too long no more
+is read than shows it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from io import SEEK_END
 from typing import BinaryIO
 
@@ -18,12 +20,14 @@ from ..bad_records import BadRecord, Sifted
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..records import RECORD, Contents, Documents, Record, origin_of
-from .files import Manifest
+from .files import Manifest, Shard
 from .settings import SourceConfig
 from .store import Store
 
 _BOM = b"\xef\xbb\xbf"
 _READ_ON_BYTES = 64 * 1024
+_MOST_READ_BYTES = 4 * 2**20
+"""A range of bytes above this is read in parts, which are ranges in the same sense."""
 _LOOK_BYTES = 4096
 
 
@@ -32,8 +36,9 @@ class JsonlReader:
 
     contents: Contents = "text"
 
-    def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
         self.manifest = manifest
+        self._most_bytes = max_record_bytes
 
     def pieces(self) -> Pieces:
         """One piece a file; its units are bytes."""
@@ -47,28 +52,19 @@ class JsonlReader:
     def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
         """The records of ``chunk``, whole, as a line is parsed whole; blank lines are no records."""
         shard = self.manifest.shards[chunk.piece]
-        data, at = _lines(self.manifest.store, shard.name, chunk.start, chunk.stop, shard.num_bytes)
         records: list[Record] = []
         places: list[int] = []
         bad: list[BadRecord] = []
-        for line in data.split(b"\n"):
-            if at == 0 and line.startswith(_BOM):
-                line, at = line[3:], 3
-            try:
-                record = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
-                if line.strip():
-                    where = f"(column {error.colno}); the line begins {line[:60]!r}"
-                    bad.append(BadRecord("line", at, f"not valid JSON: {error.msg} {where}"))
-            else:
-                if type(record) is dict:
+        for start in range(chunk.start, chunk.stop, _MOST_READ_BYTES):
+            stop = min(start + _MOST_READ_BYTES, chunk.stop)
+            for at, line in _lines(self.manifest.store, shard, start, stop, self._most_bytes):
+                record = _parsed(at, line, self._most_bytes)
+                if isinstance(record, BadRecord):
+                    bad.append(record)
+                elif record is not None:
                     records.append(record)
                     places.append(at)
-                else:
-                    bad.append(BadRecord("line", at, f"a line must be a JSON object; this one is {_kind(record)}"))
-            at += len(line) + 1
-        documents = Documents.of_values({RECORD: records}, origin_of(chunk.source, chunk.piece, places))
-        return documents, bad
+        return Documents.of_values({RECORD: records}, origin_of(chunk.source, chunk.piece, places)), bad
 
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The byte range of whole lines: from the one that holds byte ``unit`` on, ``num_bytes`` or more of them."""
@@ -99,25 +95,56 @@ class JsonlReader:
         return f"line at byte {place}"
 
 
-def _lines(store: Store, name: str, start: int, stop: int, size: int) -> tuple[bytes, int]:
-    """The whole lines whose first byte lies in [start, stop), and the offset of the first; one read, as a rule."""
+def _parsed(at: int, line: bytes | None, most: int) -> Record | BadRecord | None:
+    """The record of a line; None if it is blank. ``line`` is None if it has more than ``most`` bytes."""
+    if line is None:
+        return BadRecord("size", at, f"the line has more than max_record_bytes = {most:,} bytes")
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        if not line.strip():
+            return None
+        where = f"(column {error.colno}); the line begins {line[:60]!r}"
+        return BadRecord("line", at, f"not valid JSON: {error.msg} {where}")
+    if type(record) is dict:
+        return record
+    return BadRecord("line", at, f"a line must be a JSON object; this one is {_kind(record)}")
+
+
+def _lines(store: Store, shard: Shard, start: int, stop: int, most: int) -> Iterator[tuple[int, bytes | None]]:
+    """Place and bytes of the lines whose first byte lies in [start, stop); one read, as a rule.
+
+    A line of more than ``most`` bytes is None, and is not read to its end.
+    """
     begin = max(start - 1, 0)
     own = stop - begin
-    data = store.read(name, begin, stop + _READ_ON_BYTES)
+    data = store.read(shard.name, begin, stop + _READ_ON_BYTES)
     if len(data) < own:
-        raise _cut(store.path(name), begin + len(data), size)
+        raise _cut(store.path(shard.name), begin + len(data), shard.num_bytes)
     skip = 0
     if start:
         skip = data.find(b"\n", 0, own) + 1
-        if not skip or skip == own:  # no line begins in this chunk
-            return b"", start
-    end = data.find(b"\n", own - 1)
-    parts, at, block = [data[skip:end] if end >= 0 else data[skip:]], begin + len(data), 2 * _READ_ON_BYTES
-    while end < 0 and (data := store.read(name, at, at + block)):
+        if not skip or skip == own:  # no line begins in this range
+            return
+    end, at = data.find(b"\n", own - 1), begin + skip
+    lines = (data[skip:end] if end >= 0 else data[skip:]).split(b"\n")
+    if at == 0 and lines[0].startswith(_BOM):
+        at, lines[0] = 3, lines[0][3:]
+    last = lines.pop()
+    for line in lines:
+        yield at, line if len(line) <= most else None
+        at += len(line) + 1
+    yield at, _whole(store, shard.name, begin + len(data), last, end >= 0, most)
+
+
+def _whole(store: Store, name: str, at: int, line: bytes, ended: bool, most: int) -> bytes | None:
+    """``line``, with the rest of it, which begins at ``at``, unless it has ``ended``; None if it is too long."""
+    parts, held, block, end = [line], len(line), 2 * _READ_ON_BYTES, 0 if ended else -1
+    while end < 0 and held <= most and (data := store.read(name, at, at + min(block, most + 1 - held))):
         end = data.find(b"\n")
         parts.append(data[:end] if end >= 0 else data)
-        at, block = at + len(data), 2 * block
-    return b"".join(parts), begin + skip
+        held, at, block = held + len(parts[-1]), at + len(data), 2 * block
+    return b"".join(parts) if held <= most else None
 
 
 def _line_holding(file: BinaryIO, at: int) -> int:
@@ -128,7 +155,7 @@ def _line_holding(file: BinaryIO, at: int) -> int:
         file.seek(begin)
         if (found := file.read(end - begin).rfind(b"\n")) >= 0:
             return begin + found + 1
-        end, block = begin, block * 2
+        end, block = begin, min(2 * block, _MOST_READ_BYTES)
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from ..bad_records import Sifted
+from ..bad_records import DEFAULTS, Sifted
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..records import Contents
@@ -25,7 +25,11 @@ T = TypeVar("T")
 
 
 class Reader(Protocol):
-    """What a format must offer; one class a format, one file each. ``contents``: what the source's field holds."""
+    """What a format must offer; one class a format, one file each. ``contents``: what the source's field holds.
+
+    Made with a manifest, the source's settings, and the most bytes that a record may have. What is larger is a bad
+    record of the kind "size", and is not read into memory as far as the format lets that be seen before.
+    """
 
     manifest: Manifest
     contents: Contents
@@ -82,8 +86,8 @@ class Source:
             raise SourceError(f"source {self.name!r}, shard {name!r}: cannot be read: {error}.") from error
 
 
-def open_source(name: str, settings: SourceConfig) -> Source:
+def open_source(name: str, settings: SourceConfig, max_record_bytes: int = DEFAULTS.max_record_bytes) -> Source:
     """List, fingerprint and open the source ``name``. Raises ``SourceError``."""
     manifest = list_source(name, settings)
-    reader = reader_class(name, manifest.format)(manifest, settings)
+    reader = reader_class(name, manifest.format)(manifest, settings, max_record_bytes)
     return Source(name, settings.field, reader)
