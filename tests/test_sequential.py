@@ -101,7 +101,7 @@ def test_one_pass_over_packed_files_has_each_record_once_and_ends_alike_everywhe
     for batch in stream:
         for sequence in batch.sequences:
             seen.update({tuple(piece[1:4]) for piece in sequence.pieces.tolist() if piece[1] == 0})
-    assert stream.balance.records == 150 + 1 + 80 + 33 + 200
+    assert stream.balance.read.records == 150 + 1 + 80 + 33 + 200
     assert len(seen) == 150 + 1 + 80 + 33
 
 

@@ -171,6 +171,9 @@ class Pipeline:
         global_batch_size: int | None = None,
         flush_every_sequences: int | None = None,
         shares: Literal["measured", "estimated"] | None = None,
+        on_bad_record: Literal["error", "skip"] | None = None,
+        max_bad_fraction: float | None = None,
+        max_record_bytes: int | None = None,
         workers: int | None = None,
         runner: Literal["thread", "process"] | None = None,
         prefetch_bytes: int | None = None,
@@ -179,8 +182,15 @@ class Pipeline:
         tokenizer_backend: Literal["auto", "hf", "fastokens"] | None = None,
         ledger: str | None = None,
     ) -> Pipeline:
-        """The stream's shape (first four), then speed and reporting. What is None stays as it was."""
-        stream = {"lanes": lanes, "flush_every_sequences": flush_every_sequences, "shares": shares}
+        """The stream's shape, bad records, then speed and reporting. What is None stays as it was."""
+        stream = {
+            "lanes": lanes,
+            "flush_every_sequences": flush_every_sequences,
+            "shares": shares,
+            "on_bad_record": on_bad_record,
+            "max_bad_fraction": max_bad_fraction,
+            "max_record_bytes": max_record_bytes,
+        }
         run = {
             "workers": workers,
             "runner": runner,

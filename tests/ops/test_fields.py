@@ -26,7 +26,7 @@ def test_texts_are_kept_but_the_empty_and_those_that_are_none() -> None:
     documents, bad = fields.checked(records("a", "", None, 5, "b"), "f", "text")
     assert documents.values == {"text": ["a", "b"]}
     assert documents.origin.tolist() == [[1, 2, 0, 0], [1, 2, 4, 0]]
-    assert (documents.balance.empty, documents.balance.documents) == (1, 2)
+    assert (documents.read.empty, documents.read.documents) == (1, 2)
     assert [(record.kind, record.place) for record in bad] == [("field", 2), ("field", 3)]
 
 
@@ -35,19 +35,23 @@ def test_ids_of_any_width_become_int32(kind: type) -> None:
     documents, bad = fields.checked(ids([[1, 2], [], [3]], kind), "f", "ids")
     assert (documents.ids.tolist(), documents.ids.dtype, documents.offsets.tolist()) == ([1, 2, 3], np.int32, [0, 2, 3])
     assert documents.origin[:, 2].tolist() == [0, 2]
-    assert (documents.balance.empty, documents.balance.documents, bad) == (1, 2, [])
+    assert (documents.read.empty, documents.read.documents, bad) == (1, 2, [])
 
 
 def test_every_document_with_a_number_that_is_no_id_is_named_with_its_first() -> None:
     documents, bad = fields.checked(ids([[1], [2, -3, -4], [5], [2**31]], np.int64), "f", "ids")
     assert documents.ids.tolist() == [1, 5]
-    assert [record.problem for record in bad] == [f"field 'f' holds {n}, which is no token id" for n in (-3, 2**31)]
+    assert [record.problem for record in bad] == [
+        f"field 'f' holds {n}, which is no token id: they are 0 to 2,147,483,647" for n in (-3, 2**31)
+    ]
+    documents, bad = fields.checked(ids([[1], [2, 7, 6], [5]], np.int64), "f", "ids", 5)
+    assert documents.ids.tolist() == [1, 5] and "holds 7, which is no token id: they are 0 to 5" in bad[0].problem
 
 
 def test_lists_that_functions_made_become_ids_whatever_holds_them() -> None:
     documents, bad = fields.checked(records([1, 2], (3,), np.array([4], np.int16), [], [True], "5", [1.5]), "f", "ids")
     assert (documents.ids.tolist(), documents.offsets.tolist()) == ([1, 2, 3, 4], [0, 2, 3, 4])
-    assert documents.balance.empty == 1
+    assert documents.read.empty == 1
     assert [record.place for record in bad] == [4, 5, 6]
 
 

@@ -17,10 +17,11 @@ import numpy as np
 from ..bad_records import BadRecord, Sifted, Unreadable, without
 from ..records import RECORD, Contents, Documents, Record
 
-MOST_IDS = 1 << 31
+LARGEST_ID = (1 << 31) - 1
+"""Where no tokenizer says which ids there are."""
 
 
-def checked(documents: Documents, field: str, contents: Contents) -> Sifted:
+def checked(documents: Documents, field: str, contents: Contents, largest_id: int = LARGEST_ID) -> Sifted:
     """``documents`` with their ``field`` alone, which holds ``contents``; empty ones are counted and left out."""
     bad: list[BadRecord] = []
     if RECORD in documents.values:
@@ -31,7 +32,7 @@ def checked(documents: Documents, field: str, contents: Contents) -> Sifted:
     if field in documents.values:
         documents, more = _flat(documents, field)
         bad += more
-    documents, more = _ids(documents, field)
+    documents, more = _ids(documents, field, largest_id)
     return documents, bad + more
 
 
@@ -97,7 +98,7 @@ def _flat(documents: Documents, field: str) -> Sifted:
             kept.append(n)
     offsets = np.cumsum([0, *map(len, flat)], dtype=np.int64)
     tokens = {"ids": np.concatenate([np.zeros(0, np.int64), *flat])}
-    return Documents({}, tokens, offsets, documents.origin[kept], documents.balance), bad
+    return Documents({}, tokens, offsets, documents.origin[kept], documents.read), bad
 
 
 def _integers(value: Any) -> np.ndarray | None:
@@ -113,14 +114,16 @@ def _integers(value: Any) -> np.ndarray | None:
         return None
 
 
-def _ids(documents: Documents, field: str) -> Sifted:
+def _ids(documents: Documents, field: str, largest_id: int) -> Sifted:
     ids = documents.ids
     bad: list[BadRecord] = []
-    if len(ids) and (ids.min() < 0 or ids.max() >= MOST_IDS):
-        at = np.flatnonzero((ids < 0) | (ids >= MOST_IDS))
+    if len(ids) and (ids.min() < 0 or ids.max() > largest_id):
+        at = np.flatnonzero((ids < 0) | (ids > largest_id))
         holders, first = np.unique(np.searchsorted(documents.offsets, at, side="right") - 1, return_index=True)
         bad = [
-            BadRecord("ids", place, f"field {field!r} holds {number}, which is no token id")
+            BadRecord(
+                "ids", place, f"field {field!r} holds {number}, which is no token id: they are 0 to {largest_id:,}"
+            )
             for place, number in zip(documents.origin[holders, 2].tolist(), ids[at[first]].tolist(), strict=True)
         ]
         documents = without(documents, bad)
@@ -131,5 +134,5 @@ def _ids(documents: Documents, field: str) -> Sifted:
 def _not_empty(documents: Documents, full: Sequence[bool] | np.ndarray) -> Documents:
     """The documents that are ``full``, and how many are not."""
     kept = np.flatnonzero(full)
-    balance = replace(documents.balance, empty=len(documents) - len(kept), documents=len(kept))
-    return replace(documents.take(kept), balance=balance)
+    read = replace(documents.read, empty=len(documents) - len(kept), documents=len(kept))
+    return replace(documents.take(kept), read=read)

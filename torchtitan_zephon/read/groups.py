@@ -24,7 +24,6 @@ from .files import Manifest
 from .footers import Footer, Footers
 from .ids import is_ids
 from .retry import with_retries
-from .sizes import TEXTS
 
 _BATCH_ROWS = 4096
 _BATCH_BYTES = 4 * 2**20
@@ -114,8 +113,7 @@ class RowGroups:
         if schema.names.count(self._field) > 1:
             raise SourceError(f"{str(path)!r} has {schema.names.count(self._field)} columns named {self._field!r}.")
         kind = schema.field(self._field).type
-        text = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if str(text) in TEXTS:
+        if sizes.is_text(kind):
             return "text"
         if not is_ids(kind):
             raise SourceError(

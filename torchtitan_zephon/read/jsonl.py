@@ -3,11 +3,14 @@
 A line belongs to the chunk that holds its first byte. A chunk therefore skips up to the first
 line end at or after ``start - 1`` and reads on behind ``stop`` to finish its last line; a line
 longer than several chunks leaves those in its middle empty. Lines are parsed one by one with
-orjson: strict JSON, 260 MB a CPU second, and the exact place of a bad line is known.
+orjson: strict JSON, 260 MB a CPU second, and the exact place of a bad line is known. Of a line that is too long no more
+is read than shows it.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from io import SEEK_END
 from typing import BinaryIO
 
@@ -17,7 +20,7 @@ import orjson
 from ..bad_records import BadRecord, Sifted
 from ..plan.chunking import Chunk, Pieces
 from ..records import RECORD, Contents, Documents, Record, origin_of
-from .files import Manifest
+from .files import Manifest, Shard
 from .lines import seek_line, take_lines, too_long
 from .packings import Unpacked, changed
 from .sequential import Cut
@@ -26,6 +29,8 @@ from .store import Store
 
 _BOM = b"\xef\xbb\xbf"
 _READ_ON_BYTES = 64 * 1024
+_MOST_READ_BYTES = 4 * 2**20
+"""A range of bytes above this is read in parts, which are ranges in the same sense."""
 _LOOK_BYTES = 4096
 
 
@@ -34,8 +39,9 @@ class JsonlReader:
 
     contents: Contents = "text"
 
-    def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
         self.manifest = manifest
+        self._most_bytes = max_record_bytes
 
     def pieces(self) -> Pieces:
         """One piece a file; its units are bytes."""
@@ -49,8 +55,10 @@ class JsonlReader:
     def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
         """The records of ``chunk``, whole, as a line is parsed whole; blank lines are no records."""
         shard = self.manifest.shards[chunk.piece]
-        data, at = _lines(self.manifest.store, shard.name, chunk.start, chunk.stop, shard.num_bytes)
-        return _parsed(chunk, data, at)
+        starts = range(chunk.start, chunk.stop, _MOST_READ_BYTES)
+        ranges = ((start, min(start + _MOST_READ_BYTES, chunk.stop)) for start in starts)
+        lines = (_lines(self.manifest.store, shard, *limits, self._most_bytes) for limits in ranges)
+        return _sifted(chunk, itertools.chain.from_iterable(lines), self._most_bytes)
 
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The byte range of whole lines: from the one that holds byte ``unit`` on, ``num_bytes`` or more of them."""
@@ -87,7 +95,7 @@ class JsonlCutter:
     contents: Contents = "text"
 
     def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
-        self._most = max_record_bytes
+        self._most_bytes = max_record_bytes
 
     def seek(self, stream: Unpacked, at: int) -> None:
         """Go to the first line that begins at ``at`` or behind it."""
@@ -95,61 +103,90 @@ class JsonlCutter:
 
     def take(self, stream: Unpacked, stop: int) -> Cut:
         """The lines that begin before ``stop``."""
-        return take_lines(stream, stop, self._most)
+        return take_lines(stream, stop, self._most_bytes)
 
     def parse(self, chunk: Chunk, cut: Cut, columns: frozenset[str] | None) -> Sifted:
         """The records of ``cut``, whole."""
-        documents, bad = _parsed(chunk, cut.data, cut.at)
-        return documents, bad + [too_long(place, self._most) for place in cut.too_long]
+        lines = itertools.chain(_placed(cut.at, cut.data.split(b"\n")), ((at, None) for at in cut.too_long))
+        return _sifted(chunk, lines, self._most_bytes)
 
     def describe(self, place: int) -> str:
         """In words, where in its shard a record lies."""
         return f"line at unpacked byte {place}"
 
 
-def _parsed(chunk: Chunk, data: bytes, at: int) -> Sifted:
-    """The records of ``chunk`` in whole lines, of which the first begins at byte ``at``; blank lines are no records."""
+def _sifted(chunk: Chunk, lines: Iterable[tuple[int, bytes | None]], most: int) -> Sifted:
+    """The records of ``chunk`` in ``lines``, each with its place; one that is None has more than ``most`` bytes."""
     records: list[Record] = []
     places: list[int] = []
     bad: list[BadRecord] = []
-    for line in data.split(b"\n"):
-        if at == 0 and line.startswith(_BOM):
-            line, at = line[3:], 3
-        try:
-            record = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            if line.strip():
-                where = f"(column {error.colno}); the line begins {line[:60]!r}"
-                bad.append(BadRecord("line", at, f"not valid JSON: {error.msg} {where}"))
-        else:
-            if type(record) is dict:
-                records.append(record)
-                places.append(at)
-            else:
-                bad.append(BadRecord("line", at, f"a line must be a JSON object; this one is {_kind(record)}"))
-        at += len(line) + 1
+    for at, line in lines:
+        record = _parsed(at, line, most)
+        if isinstance(record, BadRecord):
+            bad.append(record)
+        elif record is not None:
+            records.append(record)
+            places.append(at)
     return Documents.of_values({RECORD: records}, origin_of(chunk.source, chunk.piece, places)), bad
 
 
-def _lines(store: Store, name: str, start: int, stop: int, size: int) -> tuple[bytes, int]:
-    """The whole lines whose first byte lies in [start, stop), and the offset of the first; one read, as a rule."""
+def _placed(at: int, lines: Iterable[bytes | None]) -> Iterator[tuple[int, bytes | None]]:
+    """Each of neighbouring lines, of which only the last may be None, with its place, from byte ``at`` on.
+
+    A byte order mark is no part of a line.
+    """
+    for line in lines:
+        if at == 0 and line is not None and line.startswith(_BOM):
+            at, line = 3, line[3:]
+        yield at, line
+        at += len(line or b"") + 1
+
+
+def _parsed(at: int, line: bytes | None, most: int) -> Record | BadRecord | None:
+    """The record of a line; None if it is blank. ``line`` is None if it has more than ``most`` bytes."""
+    if line is None or len(line) > most:
+        return too_long(at, most)
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        if not line.strip():
+            return None
+        where = f"(column {error.colno}); the line begins {line[:60]!r}"
+        return BadRecord("line", at, f"not valid JSON: {error.msg} {where}")
+    if type(record) is dict:
+        return record
+    return BadRecord("line", at, f"a line must be a JSON object; this one is {_kind(record)}")
+
+
+def _lines(store: Store, shard: Shard, start: int, stop: int, most: int) -> Iterator[tuple[int, bytes | None]]:
+    """Place and bytes of the lines whose first byte lies in [start, stop); one read, as a rule.
+
+    A line of more than ``most`` bytes is None, and is not read to its end.
+    """
     begin = max(start - 1, 0)
     own = stop - begin
-    data = store.read(name, begin, stop + _READ_ON_BYTES)
+    data = store.read(shard.name, begin, stop + _READ_ON_BYTES)
     if len(data) < own:
-        raise changed(store.path(name), begin + len(data), size)
+        raise changed(store.path(shard.name), begin + len(data), shard.num_bytes)
     skip = 0
     if start:
         skip = data.find(b"\n", 0, own) + 1
-        if not skip or skip == own:  # no line begins in this chunk
-            return b"", start
-    end = data.find(b"\n", own - 1)
-    parts, at, block = [data[skip:end] if end >= 0 else data[skip:]], begin + len(data), 2 * _READ_ON_BYTES
-    while end < 0 and (data := store.read(name, at, at + block)):
+        if not skip or skip == own:  # no line begins in this range
+            return
+    end, at = data.find(b"\n", own - 1), begin + skip
+    lines: list[bytes | None] = [*(data[skip:end] if end >= 0 else data[skip:]).split(b"\n")]
+    lines[-1] = _whole(store, shard.name, begin + len(data), lines[-1] or b"", end >= 0, most)
+    yield from _placed(at, lines)
+
+
+def _whole(store: Store, name: str, at: int, line: bytes, ended: bool, most: int) -> bytes | None:
+    """``line``, with the rest of it, which begins at ``at``, unless it has ``ended``; None if it is too long."""
+    parts, held, block, end = [line], len(line), 2 * _READ_ON_BYTES, 0 if ended else -1
+    while end < 0 and held <= most and (data := store.read(name, at, at + min(block, most + 1 - held))):
         end = data.find(b"\n")
         parts.append(data[:end] if end >= 0 else data)
-        at, block = at + len(data), 2 * block
-    return b"".join(parts), begin + skip
+        held, at, block = held + len(parts[-1]), at + len(data), 2 * block
+    return b"".join(parts) if held <= most else None
 
 
 def _line_holding(file: BinaryIO, at: int) -> int:
@@ -160,7 +197,7 @@ def _line_holding(file: BinaryIO, at: int) -> int:
         file.seek(begin)
         if (found := file.read(end - begin).rfind(b"\n")) >= 0:
             return begin + found + 1
-        end, block = begin, block * 2
+        end, block = begin, min(2 * block, _MOST_READ_BYTES)
     return 0
 
 

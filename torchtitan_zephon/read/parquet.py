@@ -22,7 +22,7 @@ from ..records import RECORD, Contents, Documents, origin_of
 from .files import Manifest
 from .groups import RowGroups
 from .ids import laid_out
-from .lazy import Columns, decoded, lazy_records
+from .lazy import Columns, are_large, decoded, lazy_records, too_large
 from .open_streams import OpenStreams
 from .retry import with_retries
 from .settings import SourceConfig
@@ -34,9 +34,9 @@ _BATCH_ROWS = 256
 class ParquetReader:
     """Reads the chunks of one Parquet source. Thread-safe: a stream is used by one thread at a time."""
 
-    def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
         self.manifest = manifest
-        self._field = settings.field
+        self._field, self._most_bytes = settings.field, max_record_bytes
         self._groups = RowGroups(manifest, self._field)
         self.contents: Contents = self._groups.contents
         self._asked = frozenset({self._field})
@@ -78,8 +78,10 @@ class ParquetReader:
                 documents = replace(documents, tokens={"ids": ids}, offsets=offsets)
                 problem = f"field {name!r} is null, or holds one"
                 bad += [BadRecord("ids", place, problem) for place in places[nulls].tolist()]
+                large = places[are_large(arrays, self._most_bytes)]
+                bad += [too_large(name, place, self._most_bytes) for place in large.tolist()]
             else:
-                documents.values[name] = decoded(name, arrays, places)
+                documents.values[name] = decoded(name, arrays, places, self._most_bytes)
                 bad += [value for value in documents.values[name] if type(value) is BadRecord]
         return without(documents, bad), bad
 
@@ -96,7 +98,7 @@ class ParquetReader:
             columns = (self._field,)
             batches, places = self._batches(chunk, columns)
         arrays = {name: [batch.column(i) for batch in batches] for i, name in enumerate(columns)}
-        found = Columns(arrays, lambda name: self._one_column(chunk, name, places), places)
+        found = Columns(arrays, lambda name: self._one_column(chunk, name, places), places, self._most_bytes)
         records = lazy_records(names, found, len(places))
         return Documents.of_values({RECORD: list(records)}, self._origin(chunk, places))
 
@@ -105,7 +107,7 @@ class ParquetReader:
         what, first = f"column {name!r} of rows {places[0]} to {places[-1]}", int(places[0])
         if (count := self._groups.columns[self.shard_of(chunk.piece)].count(name)) > 1:
             problem = f"{what}: there are {count} columns of this name, so a function can have none"
-            raise Unreadable(BadRecord("column", first, problem))
+            raise Unreadable(BadRecord("file", first, problem))
         try:
             path = self.manifest.path(self.shard_of(chunk.piece))
             batches, _ = with_retries(lambda: self._batches(chunk, (name,), keep=False), path, what)
@@ -114,7 +116,7 @@ class ParquetReader:
             if cause is None or getattr(cause, "errno", None) is not None:
                 raise  # the file and not the column
             problem = f"{what} cannot be read, and a function asks for it: {cause}"
-            raise Unreadable(BadRecord("column", first, problem)) from cause
+            raise Unreadable(BadRecord("file", first, problem)) from cause
         self._asked |= {name}
         return [batch.column(0) for batch in batches]
 

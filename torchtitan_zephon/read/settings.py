@@ -11,9 +11,15 @@ from ..settings import setting
 class SourceConfig:
     """One named source: ``[zephon.sources.NAME]``."""
 
-    path: str = setting("", "File, folder or glob of JSONL or Parquet; relative to the TOML file.")
+    path: str = setting("", "File, folder or glob; relative to the TOML file.", in_identity=False)
     weight: float = setting(
-        1.0, "Share of tokens, relative to the other weights; above 0. Give one to every source, or to none."
+        1.0,
+        "Share of tokens, relative to the other weights; above 0. Give one to every source, or to none.",
+        in_identity=False,
     )
-    delimiter: str = setting("", "Of CSV: what stands between fields. Empty: a tab in `.tsv` files, else a comma.")
-    field: str = setting("text", "Name of the record's text field (JSONL) or column (Parquet).")
+    delimiter: str = setting(
+        "",
+        "Of CSV: what stands between fields. Empty: a tab in `.tsv` files, else a comma.",
+        in_identity="unless_default",
+    )
+    field: str = setting("text", "Name of the record's text field, or column.")

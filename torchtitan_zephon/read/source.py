@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from ..bad_records import Sifted
+from ..bad_records import DEFAULTS, Sifted
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..plan.slices import NEXT
@@ -29,7 +29,11 @@ T = TypeVar("T")
 
 
 class Reader(Protocol):
-    """What a format must offer; one class a format, one file each. ``contents``: what the source's field holds."""
+    """What a format must offer; one class a format, one file each. ``contents``: what the source's field holds.
+
+    Made with a manifest, the source's settings, and the most bytes that a record may have. What is larger is a bad
+    record of the kind "size", and is not read into memory as far as the format lets that be seen before.
+    """
 
     manifest: Manifest
     contents: Contents
@@ -98,16 +102,16 @@ class Source:
             raise SourceError(f"source {self.name!r}, shard {name!r}: cannot be read: {error}.") from error
 
 
-def open_source(name: str, settings: SourceConfig) -> Source:
+def open_source(name: str, settings: SourceConfig, max_record_bytes: int = DEFAULTS.max_record_bytes) -> Source:
     """List, fingerprint and open the source ``name``. Raises ``SourceError``."""
     manifest = list_source(name, settings)
-    return Source(name, settings.field, _reader(name, manifest, settings))
+    return Source(name, settings.field, _reader(name, manifest, settings, max_record_bytes))
 
 
-def _reader(name: str, manifest: Manifest, settings: SourceConfig) -> Reader:
+def _reader(name: str, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> Reader:
     """What reads the files: at any place, or if one of them is packed, all of them from the front."""
     of = FORMATS[manifest.format]
     if of.reader and not any(packing_of(shard.name) for shard in manifest.shards):
-        reader: Reader = loaded(name, of, of.reader)(manifest, settings)
+        reader: Reader = loaded(name, of, of.reader)(manifest, settings, max_record_bytes)
         return reader
-    return SequentialReader(manifest, loaded(name, of, of.cutter)(manifest, settings, 2**26))
+    return SequentialReader(manifest, loaded(name, of, of.cutter)(manifest, settings, max_record_bytes))
