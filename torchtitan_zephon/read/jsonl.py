@@ -107,7 +107,7 @@ class JsonlCutter:
 
     def parse(self, chunk: Chunk, cut: Cut, columns: frozenset[str] | None) -> Sifted:
         """The records of ``cut``, whole."""
-        lines = itertools.chain(_placed(cut.at, cut.data.split(b"\n")), ((at, None) for at in cut.too_long))
+        lines = itertools.chain(_placed(cut.at, cut.data.split(b"\n")), ((at, None) for at, _ in cut.too_long))
         return _sifted(chunk, lines, self._most_bytes)
 
     def describe(self, place: int) -> str:
