@@ -122,6 +122,8 @@ ALLOWED: dict[str, set[str]] = {
         "estimate",
         "plan",
         "read.files",
+        "read.sequential",
+        "read.source",
         "ops",
         "program",
         "run",
