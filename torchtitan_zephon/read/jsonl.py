@@ -143,7 +143,7 @@ def _whole(store: Store, name: str, at: int, line: bytes, ended: bool, most: int
     while end < 0 and held <= most and (data := store.read(name, at, at + min(block, most + 1 - held))):
         end = data.find(b"\n")
         parts.append(data[:end] if end >= 0 else data)
-        held, at, block = held + len(parts[-1]), at + len(data), 2 * block
+        held, at, block = held + len(parts[-1]), at + len(data), min(2 * block, _MOST_READ_BYTES)
     return b"".join(parts) if held <= most else None
 
 
