@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "cache": set(),
     "plan": {"plan", "settings", "errors"},
     "ops": {"ops", "settings", "bad_records", "records", "cache", "plan.keyed", "errors"},
-    "read": {"read", "settings", "bad_records", "records", "errors", "plan.chunking"},
+    "read": {"read", "settings", "bad_records", "records", "errors", "plan.chunking", "plan.cursor", "plan.slices"},
     "documents": {"bad_records", "balance", "ops", "read", "plan.chunking", "records", "errors"},
     "sealed": {"errors"},
     "state": {"bad_records", "changes", "plan", "sealed", "records", "errors"},

@@ -48,8 +48,8 @@ class BadRecordSettings:
     )
     max_record_bytes: int = setting(
         32 * 2**20,
-        "A record above this is a bad one, found before it fills the memory: bytes of the line (JSONL), or of a text or "
-        "list of ids (Parquet). The longest books have about 20 MB, and a rank may have a record a lane in work.",
+        "A record above this is a bad one, found before it fills the memory: bytes of the record as it stands in the "
+        "file (JSONL, CSV), or of its text or ids (Parquet). The longest books have about 20 MB.",
         low=1,
         in_identity="unless_default",
     )

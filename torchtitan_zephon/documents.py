@@ -14,6 +14,7 @@ from .errors import FunctionError, RecordError
 from .ops import fields
 from .ops.functions import Function, apply
 from .plan.chunking import Chunk
+from .read.sequential import Cut
 from .read.source import Source
 from .records import Documents
 
@@ -26,12 +27,13 @@ def read_documents(
     functions: tuple[Function, ...] = (),
     policy: BadRecordSettings = DEFAULTS,
     largest_id: int = fields.LARGEST_ID,
+    cut: Cut | None = None,
 ) -> Documents:
-    """The documents of ``chunk``. ``largest_id``: that a token can have.
+    """The documents of ``chunk``. ``largest_id``: that a token can have. ``cut``: what was read of it, if it was.
 
     Raises ``RecordError`` or ``FunctionError`` for the first bad record in the file, unless the policy is "skip".
     """
-    documents, bad = source.read(chunk, None if functions else frozenset({source.field}))
+    documents, bad = source.read(chunk, None if functions else frozenset({source.field}), cut)
     records = len(documents) + len({record.place for record in bad})
     if functions:
         documents, more = apply(functions, documents)

@@ -9,14 +9,14 @@ A value that is damaged, foreign or of another format is refused by name. ``merg
 ``split`` are not needed: a lane's state is the same bytes whichever rank saves it.
 
 Later versions may add fields that are absent where they say nothing: of a stream ``line`` (older recipes with their
-first steps) and ``skipped`` (ranges of lane sequences); of a segment start ``recipe`` (which of the line) and ``tapes``
-(places in compressed files). This version refuses them by name.
+first steps) and ``skipped`` (ranges of lane sequences); of a segment start ``recipe`` (which of the line). This version
+refuses them by name.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from .bad_records import Counted
 from .changes import recipe_changes
 from .errors import RecipeChangedError, StateError
 from .plan.segments import SourcePlace
+from .plan.slices import TapePlace
 from .sealed import (
     COUNT,
     COUNT_BY_NAME,
@@ -53,26 +54,35 @@ FORMAT = 5
 """Version of these schemas. Another one is refused by name."""
 
 NO_DIGEST = "0" * 64
-SOURCES = Kind(
-    f"table of {len(SourcePlace._fields)} counts a source",
-    lambda v: (
-        isinstance(v, dict)
-        and all(
-            isinstance(p, list) and len(p) == len(SourcePlace._fields) and all(map(is_count, p)) for p in v.values()
-        )
-    ),
-    lambda sources: {name: list(place) for name, place in sources.items()},
-    lambda table: {name: SourcePlace(*place) for name, place in table.items()},
-)
+
+
+def _counts_a_source(place: Callable[..., Any]) -> Kind:
+    """A table by source of NamedTuples ``place``, which have counts only."""
+    fields = place._fields  # type: ignore[attr-defined]
+
+    def fits(value: Any) -> bool:
+        places = value.values() if isinstance(value, dict) else [None]
+        return all(isinstance(p, list) and len(p) == len(fields) and all(map(is_count, p)) for p in places)
+
+    return Kind(
+        f"table of {len(fields)} counts a source",
+        fits,
+        lambda table: {name: list(counts) for name, counts in table.items()},
+        lambda table: {name: place(*counts) for name, counts in table.items()},
+    )
+
+
+def _are_records(value: Any) -> bool:
+    counted = value.values() if isinstance(value, dict) else [None]
+    return all(
+        isinstance(c, dict) and c.keys() == {"read", "refused"} and is_count(c["read"]) and is_counts(c["refused"])
+        for c in counted
+    )
+
+
 RECORDS = Kind(
     "table of records read and refused by source",
-    lambda v: (
-        isinstance(v, dict)
-        and all(
-            isinstance(c, dict) and c.keys() == {"read", "refused"} and is_count(c["read"]) and is_counts(c["refused"])
-            for c in v.values()
-        )
-    ),
+    _are_records,
     lambda records: {name: counted._asdict() for name, counted in records.items()},
     lambda table: {name: Counted(**counted) for name, counted in table.items()},
 )
@@ -83,14 +93,16 @@ class SegmentStart:
     """Where a segment begins: all that decides the rest of the lane.
 
     ``sources``: by name, where the lane stands in each. ``carries``: by stage, what it holds across the flush, as plain
-    values; a stage that holds nothing has none. ``digest``: hash over every sequence delivered before. ``records``: by
-    source, how many were read and how many of these refused, by kind; absent unless bad records are left out.
+    values; a stage that holds nothing has none. ``digest``: hash over every sequence delivered before. ``tapes``: by
+    name, where the lane stands in the files of sources that are read from the front. ``records``: by name, how many
+    were read and how many of these refused, by kind; absent unless bad records are left out.
     """
 
     segment: int = stored(COUNT)
-    sources: dict[str, SourcePlace] = stored(SOURCES)
+    sources: dict[str, SourcePlace] = stored(_counts_a_source(SourcePlace))
     carries: dict[str, Any] = stored(TABLE)
     digest: str = stored(SHA256)
+    tapes: dict[str, TapePlace] = stored_if_any(_counts_a_source(TapePlace))
     records: dict[str, Counted] = stored_if_any(RECORDS)
 
     @classmethod

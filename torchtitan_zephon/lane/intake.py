@@ -1,7 +1,7 @@
-"""What arrives in a lane, by source: digests of what was read, how many records that was, and how many were bad.
+"""What arrives in a lane, by source: digests of what was read, how many records that was, how many were bad, and where.
 
-A state may not say what has arrived, as that depends on how far the lane has run ahead. So each packet takes along the
-digests and the records up to itself.
+A state may not say what has arrived, as that depends on how far the lane has run ahead. So each packet takes along
+what was so behind itself.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ import hashlib
 from ..bad_records import Counted, check_fraction
 from ..balance import Balance, Read
 from ..plan.segments import Planned
+from ..plan.slices import TapePlace
 from ..records import Packet
 from ..state import SegmentStart
 from .stages import LaneProgram, Passing, no_digests
 
 
 class Intake:
-    """One lane's. ``balance``: of what arrived here and of what the lane made of it."""
+    """One lane's. ``balance``: of what arrived here and of what the lane made of it.
+
+    ``tapes``: by source that is read from the front, the place behind what arrived.
+    """
 
     def __init__(self, program: LaneProgram, start: SegmentStart) -> None:
-        self.balance = Balance.of(program.source_names)
+        self.balance, self.tapes = Balance.of(program.source_names), start.tapes
         self._program = program
         self._digests = no_digests(program)
         self._records = start.records if program.counts_bad else {}
@@ -32,11 +36,13 @@ class Intake:
         digests = (*self._digests[:s], digest, *self._digests[s + 1 :])
         self._digests = no_digests(self._program) if planned.ends else digests
         self._count(name, packet.documents.read)
-        return Passing(planned, packet.documents, digests, self._records, {})
+        if packet.behind is not None:  # the tables are made anew, as packets under way keep theirs
+            self.tapes = {**self.tapes, name: TapePlace(*packet.behind)}
+        return Passing(planned, packet.documents, digests, self._records, {}, self.tapes)
 
     def _count(self, name: str, read: Read) -> None:
         self.balance.sources[name].add(read)
-        if self._program.counts_bad:  # in a new table, as packets under way keep theirs
+        if self._program.counts_bad:
             before = self._records or dict.fromkeys(self._program.source_names, Counted())
             self._records = {**before, name: before[name].plus(read)}
 

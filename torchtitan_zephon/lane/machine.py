@@ -18,6 +18,7 @@ from ..balance import Balance
 from ..errors import ReplayError, SourceError
 from ..plan.chunking import Chunk
 from ..plan.segments import LanePlan, Planned
+from ..plan.slices import TapePlace
 from ..records import Documents, Packet, Sequence
 from ..sealed import NEW_STREAM
 from ..state import LaneState, SegmentStart, no_such_place
@@ -121,6 +122,11 @@ class Lane:
     def balance(self) -> Balance:
         """What went in and what came out since this machine was made."""
         return self._intake.balance
+
+    @property
+    def tapes(self) -> dict[str, TapePlace]:
+        """By source that is read from the front, the place behind what arrived."""
+        return self._intake.tapes
 
     @property
     def refused(self) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from ..ops.render import padding_rows
 from ..ops.shuffle import ShuffleBuffer
 from ..plan import keyed
 from ..plan.segments import Ends, LanePlan, Planned
+from ..plan.slices import TapePlace
 from ..records import Documents, Rows, Sequence
 from ..sealed import damaged
 from ..state import SegmentStart
@@ -83,7 +84,7 @@ class Passing(NamedTuple):
     """A packet under way. ``digests``: by source, of the segment up to it, as documents left the first trip.
 
     ``records``: by source, of the lane up to it, if bad records are counted. ``carries``: of the stages that it has
-    passed, if it ends a segment.
+    passed, if it ends a segment. ``tapes``: by source, the places behind it.
     """
 
     planned: Planned
@@ -91,6 +92,7 @@ class Passing(NamedTuple):
     digests: tuple[str, ...]
     records: dict[str, Counted]
     carries: dict[str, Any]
+    tapes: dict[str, TapePlace]
 
 
 class Hashed(NamedTuple):
@@ -160,8 +162,9 @@ class MakeRows:
         before = [self.start.sources[name] for name in names]
         sources = program.plan.after(before, packet.planned.behind, self.tokens.tolist())
         carries = _with_carry(packet.carries, PACK, self.packer.carry(names))
-        places = dict(zip(names, sources, strict=True))
-        self.start = SegmentStart(self.start.segment + 1, places, carries, "", packet.records)
+        by_name = dict(zip(names, sources, strict=True))
+        segment = self.start.segment + 1
+        self.start = SegmentStart(segment, by_name, carries, "", tapes=packet.tapes, records=packet.records)
         self._begin_segment()
         return self.start
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..errors import SourceError
 from .folders import refuse_revisions, refuse_splits, refuse_tables
-from .formats import NAMED_SUFFIXES, SUFFIXES
+from .formats import format_of
 from .listing import SHOWN_NAMES, left_out_text, list_files
 from .sample import sample
 from .settings import SourceConfig
@@ -98,8 +98,7 @@ def list_source(name: str, settings: SourceConfig) -> Manifest:
 
 def _format(name: str, path: str, root: Path, names: list[str]) -> str:
     """The one format of all files."""
-    suffixes = {f".{name.rpartition('.')[2].lower()}" for name in names}
-    formats = {(SUFFIXES | NAMED_SUFFIXES)[suffix] for suffix in suffixes}
+    formats = {kind for name in names if (kind := format_of(name))}
     if len(formats) > 1:
         raise SourceError(
             f"source {name!r}: {path!r} holds both {' and '.join(sorted(formats))} files, and each record would be "

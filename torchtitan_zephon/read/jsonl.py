@@ -9,7 +9,7 @@ is read than shows it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from io import SEEK_END
 from typing import BinaryIO
 
@@ -17,10 +17,12 @@ import numpy as np
 import orjson
 
 from ..bad_records import BadRecord, Sifted
-from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..records import RECORD, Contents, Documents, Record, origin_of
 from .files import Manifest, Shard
+from .lines import seek_line, take_lines, too_long
+from .packings import Unpacked, changed
+from .sequential import Cut
 from .settings import SourceConfig
 from .store import Store
 
@@ -38,7 +40,7 @@ class JsonlReader:
 
     def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
         self.manifest = manifest
-        self._most_bytes = max_record_bytes
+        self._most = max_record_bytes
 
     def pieces(self) -> Pieces:
         """One piece a file; its units are bytes."""
@@ -52,19 +54,11 @@ class JsonlReader:
     def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
         """The records of ``chunk``, whole, as a line is parsed whole; blank lines are no records."""
         shard = self.manifest.shards[chunk.piece]
-        records: list[Record] = []
-        places: list[int] = []
-        bad: list[BadRecord] = []
-        for start in range(chunk.start, chunk.stop, _MOST_READ_BYTES):
-            stop = min(start + _MOST_READ_BYTES, chunk.stop)
-            for at, line in _lines(self.manifest.store, shard, start, stop, self._most_bytes):
-                record = _parsed(at, line, self._most_bytes)
-                if isinstance(record, BadRecord):
-                    bad.append(record)
-                elif record is not None:
-                    records.append(record)
-                    places.append(at)
-        return Documents.of_values({RECORD: records}, origin_of(chunk.source, chunk.piece, places)), bad
+        cuts = (
+            _lines(self.manifest.store, shard, start, min(start + _MOST_READ_BYTES, chunk.stop), self._most)
+            for start in range(chunk.start, chunk.stop, _MOST_READ_BYTES)
+        )
+        return _parsed(chunk, cuts, self._most)
 
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The byte range of whole lines: from the one that holds byte ``unit`` on, ``num_bytes`` or more of them."""
@@ -95,10 +89,53 @@ class JsonlReader:
         return f"line at byte {place}"
 
 
-def _parsed(at: int, line: bytes | None, most: int) -> Record | BadRecord | None:
-    """The record of a line; None if it is blank. ``line`` is None if it has more than ``most`` bytes."""
-    if line is None:
-        return BadRecord("size", at, f"the line has more than max_record_bytes = {most:,} bytes")
+class JsonlCutter:
+    """The lines of JSONL files that are read from the front."""
+
+    contents: Contents = "text"
+
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
+        self._most = max_record_bytes
+
+    def seek(self, stream: Unpacked, at: int) -> None:
+        """Go to the first line that begins at ``at`` or behind it."""
+        seek_line(stream, at)
+
+    def take(self, stream: Unpacked, stop: int) -> Cut:
+        """The lines that begin before ``stop``."""
+        return take_lines(stream, stop, self._most)
+
+    def parse(self, chunk: Chunk, cut: Cut, columns: frozenset[str] | None) -> Sifted:
+        """The records of ``cut``, whole."""
+        return _parsed(chunk, [cut], self._most)
+
+    def describe(self, place: int) -> str:
+        """In words, where in its shard a record lies."""
+        return f"line at unpacked byte {place}"
+
+
+def _parsed(chunk: Chunk, cuts: Iterable[Cut], most: int) -> Sifted:
+    """The records of ``chunk`` in whole lines; blank lines are no records. ``most``: bytes of a line."""
+    records: list[Record] = []
+    places: list[int] = []
+    bad: list[BadRecord] = []
+    for at, data, large in cuts:
+        bad += [too_long(place, most) for place in large]
+        for line in data.split(b"\n"):
+            if at == 0 and line.startswith(_BOM):
+                line, at = line[3:], 3
+            record = _record(line, at) if len(line) <= most else too_long(at, most)
+            if isinstance(record, BadRecord):
+                bad.append(record)
+            elif record is not None:
+                records.append(record)
+                places.append(at)
+            at += len(line) + 1
+    return Documents.of_values({RECORD: records}, origin_of(chunk.source, chunk.piece, places)), bad
+
+
+def _record(line: bytes, at: int) -> Record | BadRecord | None:
+    """The record of a line; None if it is blank."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -111,40 +148,33 @@ def _parsed(at: int, line: bytes | None, most: int) -> Record | BadRecord | None
     return BadRecord("line", at, f"a line must be a JSON object; this one is {_kind(record)}")
 
 
-def _lines(store: Store, shard: Shard, start: int, stop: int, most: int) -> Iterator[tuple[int, bytes | None]]:
-    """Place and bytes of the lines whose first byte lies in [start, stop); one read, as a rule.
+def _lines(store: Store, shard: Shard, start: int, stop: int, most: int) -> Cut:
+    """The lines whose first byte lies in [start, stop); one read, as a rule.
 
-    A line of more than ``most`` bytes is None, and is not read to its end.
+    A last line of more than ``most`` bytes is not read to its end.
     """
     begin = max(start - 1, 0)
     own = stop - begin
     data = store.read(shard.name, begin, stop + _READ_ON_BYTES)
     if len(data) < own:
-        raise _cut(store.path(shard.name), begin + len(data), shard.num_bytes)
+        raise changed(store.path(shard.name), begin + len(data), shard.num_bytes)
     skip = 0
     if start:
         skip = data.find(b"\n", 0, own) + 1
         if not skip or skip == own:  # no line begins in this range
-            return
-    end, at = data.find(b"\n", own - 1), begin + skip
-    lines = (data[skip:end] if end >= 0 else data[skip:]).split(b"\n")
-    if at == 0 and lines[0].startswith(_BOM):
-        at, lines[0] = 3, lines[0][3:]
-    last = lines.pop()
-    for line in lines:
-        yield at, line if len(line) <= most else None
-        at += len(line) + 1
-    yield at, _whole(store, shard.name, begin + len(data), last, end >= 0, most)
-
-
-def _whole(store: Store, name: str, at: int, line: bytes, ended: bool, most: int) -> bytes | None:
-    """``line``, with the rest of it, which begins at ``at``, unless it has ``ended``; None if it is too long."""
-    parts, held, block, end = [line], len(line), 2 * _READ_ON_BYTES, 0 if ended else -1
-    while end < 0 and held <= most and (data := store.read(name, at, at + min(block, most + 1 - held))):
-        end = data.find(b"\n")
-        parts.append(data[:end] if end >= 0 else data)
-        held, at, block = held + len(parts[-1]), at + len(data), min(2 * block, _MOST_READ_BYTES)
-    return b"".join(parts) if held <= most else None
+            return Cut(start, b"")
+    end, parts = data.find(b"\n", own - 1), [data[skip:]]
+    if end >= 0:
+        return Cut(begin + skip, data[skip:end])
+    last = data.rfind(b"\n", skip) + 1 or skip  # where the line begins that goes on
+    length, at, block = len(data) - last, begin + len(data), 2 * _READ_ON_BYTES
+    while end < 0 and length <= most and (rest := store.read(shard.name, at, at + min(block, most + 1 - length))):
+        end = rest.find(b"\n")
+        parts.append(rest[:end] if end >= 0 else rest)
+        length, at, block = length + len(parts[-1]), at + len(rest), min(2 * block, _MOST_READ_BYTES)
+    if length > most:
+        return Cut(begin + skip, data[skip:last], (begin + last,))
+    return Cut(begin + skip, b"".join(parts))
 
 
 def _line_holding(file: BinaryIO, at: int) -> int:
@@ -169,15 +199,8 @@ def _line_start(file: BinaryIO, border: int, size: int) -> int:
         at += len(data)
         block = min(2 * block, _READ_ON_BYTES)
     if (end := file.seek(0, SEEK_END)) < size:
-        raise _cut(file.name, end, size)
+        raise changed(file.name, end, size)
     return size
-
-
-def _cut(path: str, end: int, size: int) -> SourceError:
-    return SourceError(
-        f"{path!r} ends at byte {end}, but had {size} bytes when the job "
-        "began: the file was changed or cut while the job runs."
-    )
 
 
 def _kind(value: object) -> str:
