@@ -33,12 +33,12 @@ def read_documents(
 
     Raises ``RecordError`` or ``FunctionError`` for the first bad record in the file, unless the policy is "skip".
     """
-    documents, bad = source.read(chunk, None if functions else frozenset({source.field}), cut)
+    documents, bad = source.read(chunk, None if functions else frozenset(source.text.fields), cut)
     records = len(documents) + len({record.place for record in bad})
     if functions:
         documents, more = apply(functions, documents)
         bad += more
-    documents, more = fields.checked(documents, source.field, source.reader.contents, largest_id)
+    documents, more = fields.checked(documents, source.text, source.reader.contents, largest_id)
     refused = _judged(source, chunk, bad + more, policy)
     return replace(documents, read=replace(documents.read, records=records, refused=refused))
 

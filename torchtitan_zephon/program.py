@@ -233,7 +233,7 @@ class Program:
         lines += [f"  {text}" for text in shared_files([(repr(s.name), s.reader.manifest) for s in self.sources])]
         lines += [f"  {f.kind} {f.identity}" for f in self.functions]
         lines += [
-            f"  tokenize field {', '.join(sorted({repr(s.field) for s in self.sources}))}: largest id "
+            f"  tokenize field {', '.join(sorted({str(s.text) for s in self.sources}))}: largest id "
             f"{self.tokenize.largest_id()}, special tokens in text {self.tokenize.spec.special_tokens_in_text}; by "
             f"{self.tokenize.backend_text}",
             f"  a document is read as  {self.tokenize.document}  ({self.tokenize.spec.roles})",
@@ -327,10 +327,11 @@ def _identity(
         "functions": [f"{f.kind} {f.identity}" for f in functions],
         "sources": {
             s.name: {
-                "field": s.field,
+                "field": recipe.sources[s.name].field,
                 "format": s.reader.manifest.format,
                 "weight": weight / 2**32,
                 "shards": _shards(s.reader.manifest),
+                **identity_of(recipe.sources[s.name]),
             }
             for s, weight in zip(sources, weights, strict=True)
         },
