@@ -256,7 +256,7 @@ def test_every_wrong_key_of_a_table_is_told_at_once() -> None:
     assert refusal.value.args == (
         f"job.sed: no such key. {nearest('sed', [f.name for f in dataclasses.fields(Recipe)])}",
         "job.lanes = 0 is out of range; allowed: 1 to 65536.",
-        "job.pack = 'warp': not one of 'wrap', 'first_fit'. Did you mean 'wrap'?",
+        "job.pack = 'warp': not one of 'wrap', 'first_fit', 'rows'. Did you mean 'wrap'?",
         "job.repeat = 'no' is a str; expected bool.",
         "job.sources.a.path = 3 is a int; expected str.",
         "job.sources.a.wieght: no such key. Did you mean 'weight'?",

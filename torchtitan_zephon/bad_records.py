@@ -17,9 +17,9 @@ from .records import Documents
 from .settings import setting
 
 Kind = Literal["line", "column", "field", "ids", "size", "result", "function", "file"]
-"""No JSON object; a value that cannot be decoded; a field that is missing or of the wrong type; numbers that are no
-token ids; a record that is too large; what a map function returned is no record; a user's function failed; a column
-that cannot be read at all, of which no record is to blame, so that it is always an error."""
+"""No JSON object; a value that cannot be decoded; a field that is missing or of the wrong type; no list of token ids,
+or no ready-made row of them; a record that is too large; what a map function returned is no record; a user's function
+failed; a column that cannot be read at all, of which no record is to blame, so that it is always an error."""
 FEWEST_RECORDS = 1000
 """Records of a source that a lane has read before their bad fraction is judged."""
 

@@ -47,7 +47,7 @@ def test_every_document_with_a_number_that_is_no_id_is_named_with_its_first() ->
     assert [record.problem for record in bad] == [
         f"field 'f' holds {n}, which is no token id: they are 0 to 2,147,483,647" for n in (-3, 2**31)
     ]
-    documents, bad = fields.checked(ids([[1], [2, 7, 6], [5]], np.int64), F, "ids", 5)
+    documents, bad = fields.checked(ids([[1], [2, 7, 6], [5]], np.int64), F, "ids", fields.IdLimits(5))
     assert documents.ids.tolist() == [1, 5] and "holds 7, which is no token id: they are 0 to 5" in bad[0].problem
 
 
@@ -107,3 +107,13 @@ def test_a_path_that_leads_nowhere_names_the_fields_there_are(at: str) -> None:
         assert bad.problem.startswith("field 'a' must be a string; it is a dict")
     else:
         assert f"no field {at!r}; the record's fields: 'a', 'a.d', 'a.d.e', 'x'." in bad.problem
+
+
+def test_ready_made_rows_of_another_length_are_bad_records() -> None:
+    lists = [[1, 2, 3], [1, 2, 3, 4], [], [1, 2], [1, 2, 3, 4, 5]]
+    documents, bad = fields.checked(ids(lists, np.int64), F, "ids", fields.IdLimits(9, (3, 4)))
+    assert documents.offsets.tolist() == [0, 3, 7]
+    assert [record.problem for record in bad] == [
+        f"field 'f' holds {n} ids, and a ready-made row has 3 or 4" for n in (2, 5)
+    ]
+    assert documents.read.empty == 1

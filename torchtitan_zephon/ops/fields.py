@@ -10,7 +10,7 @@ from __future__ import annotations
 import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,11 +18,18 @@ from ..bad_records import BadRecord, Sifted, Unreadable, without
 from ..records import RECORD, Contents, Documents, Record
 from ..text_of import TextOf, names_in, value_at
 
-LARGEST_ID = (1 << 31) - 1
-"""Where no tokenizer says which ids there are."""
+
+class IdLimits(NamedTuple):
+    """What documents of ids must be: ids up to ``largest``; one of ``lengths`` of them, any if there are none."""
+
+    largest: int = (1 << 31) - 1
+    lengths: tuple[int, ...] = ()
 
 
-def checked(documents: Documents, text: TextOf, contents: Contents, largest_id: int = LARGEST_ID) -> Sifted:
+ANY_IDS = IdLimits()
+
+
+def checked(documents: Documents, text: TextOf, contents: Contents, limits: IdLimits = ANY_IDS) -> Sifted:
     """``documents`` with their ``text`` alone, which is of ``contents``; empty ones are counted and left out."""
     bad: list[BadRecord] = []
     if RECORD in documents.values:
@@ -34,8 +41,12 @@ def checked(documents: Documents, text: TextOf, contents: Contents, largest_id: 
     if field in documents.values:
         documents, more = _flat(documents, field)
         bad += more
-    documents, more = _ids(documents, field, largest_id)
-    return documents, bad + more
+    documents, more = _ids(documents, field, limits.largest)
+    bad += more
+    if limits.lengths:
+        documents, more = _of_length(documents, field, limits.lengths)
+        bad += more
+    return _not_empty(documents, np.diff(documents.offsets) > 0), bad
 
 
 def _fields_of(documents: Documents, fields: tuple[str, ...]) -> Sifted:
@@ -139,8 +150,19 @@ def _ids(documents: Documents, field: str, largest_id: int) -> Sifted:
             for place, number in zip(documents.origin[holders, 2].tolist(), ids[at[first]].tolist(), strict=True)
         ]
         documents = without(documents, bad)
-    documents = _not_empty(documents, np.diff(documents.offsets) > 0)
     return replace(documents, values={}, tokens={"ids": documents.ids.astype(np.int32, copy=False)}), bad
+
+
+def _of_length(documents: Documents, field: str, lengths: tuple[int, ...]) -> Sifted:
+    """Those that have one of ``lengths``, or are empty."""
+    own = np.diff(documents.offsets)
+    wrong = np.flatnonzero(~np.isin(own, (0, *lengths)))
+    allowed = " or ".join(f"{n:,}" for n in lengths)
+    bad = [
+        BadRecord("ids", place, f"field {field!r} holds {n:,} ids, and a ready-made row has {allowed}")
+        for place, n in zip(documents.origin[wrong, 2].tolist(), own[wrong].tolist(), strict=True)
+    ]
+    return without(documents, bad), bad
 
 
 def _not_empty(documents: Documents, full: Sequence[bool] | np.ndarray) -> Documents:
