@@ -148,7 +148,7 @@ def test_a_sequence_length_under_two_is_refused(value: int, tmp_path: Path) -> N
 
 
 CHOICES = {
-    "pack": "'wrap', 'first_fit'",
+    "pack": "'wrap', 'first_fit', 'rows'",
     "label_shift": "'document', 'sequence'",
     "special_tokens_in_text": "'plain', 'parse'",
 }

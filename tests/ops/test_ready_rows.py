@@ -76,7 +76,7 @@ def test_a_row_of_another_length_is_a_bad_record_with_its_place(tmp_path: Path) 
 
 def test_text_cannot_be_rows(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts_of(20))
-    with pytest.raises(ConfigError, match="pack = 'rows' takes rows of token ids .* sources of text: 's'"):
+    with pytest.raises(ConfigError, match=r"pack = 'rows' takes rows of token ids .* sources of text: 's'"):
         taken(over(path))
 
 
