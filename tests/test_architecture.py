@@ -53,7 +53,9 @@ ALLOWED: dict[str, set[str]] = {
     "lane": {"lane", "bad_records", "balance", "plan", "ops", "sealed", "state", "records", "errors"},
     "ledger": {"plan.layout", "errors"},
     "estimate": {"plan", "read", "errors"},
+    "identity": {"ops", "plan.mixture", "read", "settings", "state"},
     "program": {
+        "identity",
         "cache",
         "config",
         "settings",
@@ -102,6 +104,7 @@ ALLOWED: dict[str, set[str]] = {
     # A checkpoint is read through torch, and only where one is compared.
     "verify": {"ledger", "state", "errors", "titan.checkpoint"},
     "cli": {
+        "identity",
         "__version__",
         "config",
         "settings",
@@ -139,6 +142,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     # A job is checked against TorchTitan where it is installed; a checkpoint is read through torch.
     "titan.check": {
+        "identity",
         "titan",
         "documents",
         "__version__",

@@ -22,6 +22,7 @@ from .config import Recipe
 from .documents import read_documents
 from .errors import ConfigError, SourceError
 from .estimate import Estimate, estimate
+from .identity import STREAM_FORMAT, identity_of_stream, shuffle_seed
 from .lane.stages import LaneProgram
 from .ops import fast
 from .ops.fields import IdLimits
@@ -36,17 +37,12 @@ from .plan.deal import cut_pass, deal
 from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from .plan.segments import LanePlan
 from .plan.slices import SliceTable, TapePlace, cut_slices
-from .read.files import Manifest, shared_files
+from .read.files import shared_files
 from .read.sequential import Cut
 from .read.source import Source, open_source
 from .read.tape import Tape, Turn
 from .records import Documents, Packet
-from .settings import identity_of
-from .state import recipe_hash
 
-STREAM_FORMAT = 2
-"""Version of the order itself: golden hashes change only together with it."""
-LISTED_SHARDS = 4096
 SAMPLED_CHARACTERS = 8192
 """Of one text, when tokens per byte are measured; the rest of a longer one is taken to be like it."""
 WEIGHED_BYTES = 2**30
@@ -213,7 +209,7 @@ class Program:
             source_names=self.names,
             packing=self.packing,
             shuffle_buffer_sequences=r.shuffle_buffer_sequences,
-            shuffle_seed=_shuffle_seed(r),
+            shuffle_seed=shuffle_seed(r),
             bad_records=r,
         )
 
@@ -285,7 +281,7 @@ def compile_program(
     sources = tuple(opened(name, recipe) for name in sorted(recipe.sources))
     recipe.check_contents({source.name: source.reader.contents for source in sources})
     tables = tuple(_table(i, source, recipe) for i, source in enumerate(sources))
-    identity = _identity(recipe, seq_len, sources, tokenizer, functions)
+    identity = identity_of_stream(recipe, seq_len, sources, tokenizer, functions)
     return Program(
         recipe=recipe,
         seq_len=seq_len,
@@ -317,32 +313,6 @@ def opened(name: str, recipe: Recipe) -> Source:
         raise SourceError(f"{error} {path.hint}") from None
 
 
-def _identity(
-    recipe: Recipe, seq_len: int, sources: tuple[Source, ...], tokenizer: TokenizerSpec, functions: tuple[Function, ...]
-) -> dict[str, Any]:
-    """The recipe as plain values. Left out on purpose: source folders (only content matters), workers, prefetch and
-    ledger (speed and reporting), dp degree and local batch (which rank reads, not what is read)."""
-    weights = integer_weights({s.name: recipe.sources[s.name].weight for s in sources})
-    return {
-        "stream_format": STREAM_FORMAT,
-        "seq_len": seq_len,
-        **identity_of(recipe),
-        "shuffle_seed": _shuffle_seed(recipe),
-        "tokenizer": tokenizer.identity,
-        "functions": [f"{f.kind} {f.identity}" for f in functions],
-        "sources": {
-            s.name: {
-                "field": recipe.sources[s.name].field,
-                "format": s.reader.manifest.format,
-                "weight": weight / 2**32,
-                "shards": _shards(s.reader.manifest),
-                **identity_of(recipe.sources[s.name]),
-            }
-            for s, weight in zip(sources, weights, strict=True)
-        },
-    }
-
-
 def _run_bytes(source: Source, table: ChunkTable | SliceTable) -> np.ndarray:
     """Planned bytes of every run of one pass, int64 [runs]; as they are found to be, where the source is small."""
     if isinstance(table, SliceTable):
@@ -368,15 +338,3 @@ def unended(recipe: Recipe, tokenize: Tokenize) -> list[str]:
         "the model cannot learn where one ends. Name the token that does, as eos_token in the "
         "tokenizer_config.json beside tokenizer.json; or set add_eos = false if this is meant."
     ]
-
-
-def _shuffle_seed(recipe: Recipe) -> int:
-    return recipe.seed if recipe.shuffle_seed is None else recipe.shuffle_seed
-
-
-def _shards(manifest: Manifest) -> dict[str, Any]:
-    """Name to size and sample; a count and a hash where there are too many to list."""
-    listed = {s.name: f"{s.num_bytes} bytes, sample {s.sample}" for s in manifest.shards}
-    if len(listed) <= LISTED_SHARDS:
-        return listed
-    return {"count": len(listed), "bytes": sum(s.num_bytes for s in manifest.shards), "sha256": recipe_hash(listed)}

@@ -40,13 +40,10 @@ def setting(
 
 
 def identity_of(config: Any) -> dict[str, Any]:
-    """The fields of ``config`` that a checkpoint compares, by name."""
-    found = {}
-    for f in dataclasses.fields(config):
-        how, value = f.metadata["in_identity"], getattr(config, f.name)
-        if how is True or (how == "unless_default" and value != f.default):
-            found[f.name] = value
-    return found
+    """The fields of ``config`` that a checkpoint compares, see ``setting``."""
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.metadata["in_identity"]}
+    optional = {f.name: f for f in dataclasses.fields(config) if f.metadata["in_identity"] == "unless_default"}
+    return {name: value for name, value in values.items() if name not in optional or value != optional[name].default}
 
 
 def check_fields(config: Any, where: str) -> None:

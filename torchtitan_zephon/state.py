@@ -72,17 +72,15 @@ def _counts_a_source(place: Callable[..., Any]) -> Kind:
     )
 
 
-def _are_records(value: Any) -> bool:
-    counted = value.values() if isinstance(value, dict) else [None]
-    return all(
-        isinstance(c, dict) and c.keys() == {"read", "refused"} and is_count(c["read"]) and is_counts(c["refused"])
-        for c in counted
-    )
-
-
 RECORDS = Kind(
     "table of records read and refused by source",
-    _are_records,
+    lambda v: (
+        isinstance(v, dict)
+        and all(
+            isinstance(c, dict) and c.keys() == {"read", "refused"} and is_count(c["read"]) and is_counts(c["refused"])
+            for c in v.values()
+        )
+    ),
     lambda records: {name: counted._asdict() for name, counted in records.items()},
     lambda table: {name: Counted(**counted) for name, counted in table.items()},
 )
@@ -93,17 +91,17 @@ class SegmentStart:
     """Where a segment begins: all that decides the rest of the lane.
 
     ``sources``: by name, where the lane stands in each. ``carries``: by stage, what it holds across the flush, as plain
-    values; a stage that holds nothing has none. ``digest``: hash over every sequence delivered before. ``tapes``: by
-    name, where the lane stands in the files of sources that are read from the front. ``records``: by name, how many
-    were read and how many of these refused, by kind; absent unless bad records are left out.
+    values; a stage that holds nothing has none. ``digest``: hash over every sequence delivered before. ``records``: by
+    source, how many were read and how many of these refused, by kind; absent unless bad records are left out.
+    ``tapes``: by source, where the lane stands in files that are read from the front.
     """
 
     segment: int = stored(COUNT)
     sources: dict[str, SourcePlace] = stored(_counts_a_source(SourcePlace))
     carries: dict[str, Any] = stored(TABLE)
     digest: str = stored(SHA256)
-    tapes: dict[str, TapePlace] = stored_if_any(_counts_a_source(TapePlace))
     records: dict[str, Counted] = stored_if_any(RECORDS)
+    tapes: dict[str, TapePlace] = stored_if_any(_counts_a_source(TapePlace))
 
     @classmethod
     def first(cls, names: Iterable[str]) -> SegmentStart:

@@ -1,7 +1,7 @@
-"""What arrives in a lane, by source: digests of what was read, how many records that was, how many were bad, and where.
+"""What arrives in a lane, by source: digests of what was read, how many records, how many bad ones, and from where.
 
-A state may not say what has arrived, as that depends on how far the lane has run ahead. So each packet takes along
-what was so behind itself.
+A state may not say what has arrived, as that depends on how far the lane has run ahead. So each packet takes along the
+digests, the counts and the places of tapes up to itself.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from .stages import LaneProgram, Passing, no_digests
 
 
 class Intake:
-    """One lane's. ``balance``: of what arrived here and of what the lane made of it.
-
-    ``tapes``: by source that is read from the front, the place behind what arrived.
-    """
+    """One lane's. ``balance``: of what arrived here and of what the lane made of it. ``tapes``: behind what arrived."""
 
     def __init__(self, program: LaneProgram, start: SegmentStart) -> None:
-        self.balance, self.tapes = Balance.of(program.source_names), start.tapes
+        self.balance = Balance.of(program.source_names)
         self._program = program
         self._digests = no_digests(program)
         self._records = start.records if program.counts_bad else {}
+        self.tapes = start.tapes
 
     def arrived(self, planned: Planned, packet: Packet) -> Passing:
         """The packet of the chunk that was ``planned``, on its way through the lane."""
@@ -36,13 +34,13 @@ class Intake:
         digests = (*self._digests[:s], digest, *self._digests[s + 1 :])
         self._digests = no_digests(self._program) if planned.ends else digests
         self._count(name, packet.documents.read)
-        if packet.behind is not None:  # the tables are made anew, as packets under way keep theirs
+        if packet.behind is not None:
             self.tapes = {**self.tapes, name: TapePlace(*packet.behind)}
-        return Passing(planned, packet.documents, digests, self._records, {}, self.tapes)
+        return Passing(planned, packet.documents, digests, self._records, self.tapes, {})
 
     def _count(self, name: str, read: Read) -> None:
         self.balance.sources[name].add(read)
-        if self._program.counts_bad:
+        if self._program.counts_bad:  # in a new table, as packets under way keep theirs
             before = self._records or dict.fromkeys(self._program.source_names, Counted())
             self._records = {**before, name: before[name].plus(read)}
 

@@ -125,7 +125,7 @@ class Lane:
 
     @property
     def tapes(self) -> dict[str, TapePlace]:
-        """By source that is read from the front, the place behind what arrived."""
+        """By source, the places in files that are read from the front, behind what arrived."""
         return self._intake.tapes
 
     @property

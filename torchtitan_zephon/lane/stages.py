@@ -83,16 +83,16 @@ def no_digests(program: LaneProgram) -> tuple[str, ...]:
 class Passing(NamedTuple):
     """A packet under way. ``digests``: by source, of the segment up to it, as documents left the first trip.
 
-    ``records``: by source, of the lane up to it, if bad records are counted. ``carries``: of the stages that it has
-    passed, if it ends a segment. ``tapes``: by source, the places behind it.
+    ``records``: by source, of the lane up to it, if bad records are counted. ``tapes``: by source, the places behind
+    it. ``carries``: of the stages that it has passed, if it ends a segment.
     """
 
     planned: Planned
     documents: Documents
     digests: tuple[str, ...]
     records: dict[str, Counted]
-    carries: dict[str, Any]
     tapes: dict[str, TapePlace]
+    carries: dict[str, Any]
 
 
 class Hashed(NamedTuple):
@@ -162,9 +162,8 @@ class MakeRows:
         before = [self.start.sources[name] for name in names]
         sources = program.plan.after(before, packet.planned.behind, self.tokens.tolist())
         carries = _with_carry(packet.carries, PACK, self.packer.carry(names))
-        by_name = dict(zip(names, sources, strict=True))
-        segment = self.start.segment + 1
-        self.start = SegmentStart(segment, by_name, carries, "", tapes=packet.tapes, records=packet.records)
+        places = dict(zip(names, sources, strict=True))
+        self.start = SegmentStart(self.start.segment + 1, places, carries, "", packet.records, packet.tapes)
         self._begin_segment()
         return self.start
 

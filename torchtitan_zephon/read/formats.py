@@ -16,7 +16,7 @@ class Format(NamedTuple):
     ``suffixes``: endings of its files. ``named_suffixes``: endings that are common for other data too, so they are read
     only where the path itself names them. ``package``: what parses it. ``reader``: its class, as "module.Class"; it
     takes a manifest, the source's settings and the most bytes of a record. ``cutter``: the class for files that are
-    read from the front, likewise. A format has one of them or both; one with a cutter may be packed.
+    read from the front, made likewise. A format has one of them or both; one with a cutter may be packed.
     """
 
     title: str

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bz2
 import lzma
 import sys
+import weakref
 import zlib
 from collections.abc import Callable
 from typing import BinaryIO, NamedTuple, Protocol
@@ -146,6 +147,7 @@ class PlainStream:
 
     def __init__(self, file: BinaryIO, path: str, num_bytes: int, at: int) -> None:
         self._file, self.path, self._num_bytes, self.at = file, path, num_bytes, at
+        weakref.finalize(self, file.close)
         file.seek(at)
 
     def read(self, most: int) -> bytes:
@@ -166,15 +168,13 @@ class PlainStream:
     def entry(self) -> Entry:
         return Entry(self.at, self.at)
 
-    def __del__(self) -> None:
-        self._file.close()
-
 
 class PackedStream:
     """What is in a packed file, member by member."""
 
     def __init__(self, file: BinaryIO, path: str, num_bytes: int, packing: Packing, entry: Entry) -> None:
         self._file, self.path, self._num_bytes, self._packing = file, path, num_bytes, packing
+        weakref.finalize(self, file.close)
         self.at, self._packed, self._decoded = entry.unpacked, entry.packed, entry.unpacked
         self._entries = [entry]
         """Where members began; all but the last before ``at`` may be forgotten."""
@@ -200,9 +200,6 @@ class PackedStream:
         before = [entry for entry in self._entries if entry.unpacked < self.at] or self._entries[:1]
         self._entries = self._entries[len(before) - 1 :]
         return before[-1]
-
-    def __del__(self) -> None:
-        self._file.close()
 
     def _decode(self, most: int) -> bytes:
         """The next bytes of the decoder; none behind the last member."""

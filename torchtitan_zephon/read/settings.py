@@ -13,7 +13,7 @@ from ..text_of import TextOf, text_of
 class SourceConfig:
     """One named source: ``[zephon.sources.NAME]``."""
 
-    path: str = setting("", "File, folder or glob of JSONL or Parquet; relative to the TOML file.", in_identity=False)
+    path: str = setting("", "File, folder or glob; relative to the TOML file.", in_identity=False)
     weight: float = setting(
         1.0,
         "Share of tokens, relative to the other weights; above 0. Give one to every source, or to none.",
@@ -28,7 +28,6 @@ class SourceConfig:
         "text",
         "Field (JSONL) or column (Parquet) of the text: a name, a path such as `meta.text`, or a list of them, which "
         "are joined by a blank line; of a list, fields that are null or empty are left out.",
-        in_identity=False,
     )
     template: str = setting(
         "",
