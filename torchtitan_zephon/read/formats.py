@@ -30,6 +30,7 @@ class Format(NamedTuple):
 FORMATS = {
     "jsonl": Format("JSONL", (".jsonl", ".ndjson"), (".json",), "orjson", "jsonl.JsonlReader", "jsonl.JsonlCutter"),
     "csv": Format("CSV", (".csv", ".tsv"), (), "pyarrow", "", "csv.CsvCutter"),
+    "tar": Format("tar archives", (".tar",), (), "orjson", "", "tar.TarCutter"),
     "parquet": Format("Parquet", (".parquet",), (), "pyarrow", "parquet.ParquetReader"),
 }
 SUFFIXES = {suffix: name for name, of in FORMATS.items() for suffix in of.suffixes}

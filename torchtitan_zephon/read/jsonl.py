@@ -120,7 +120,7 @@ def _parsed(chunk: Chunk, cuts: Iterable[Cut], most: int) -> Sifted:
     places: list[int] = []
     bad: list[BadRecord] = []
     for at, data, large in cuts:
-        bad += [too_long(place, most) for place in large]
+        bad += [too_long(place, most) for place, _ in large]
         for line in data.split(b"\n"):
             if at == 0 and line.startswith(_BOM):
                 line, at = line[3:], 3
@@ -173,7 +173,7 @@ def _lines(store: Store, shard: Shard, start: int, stop: int, most: int) -> Cut:
         parts.append(rest[:end] if end >= 0 else rest)
         length, at, block = length + len(parts[-1]), at + len(rest), min(2 * block, _MOST_READ_BYTES)
     if length > most:
-        return Cut(begin + skip, data[skip:last], (begin + last,))
+        return Cut(begin + skip, data[skip:last], ((begin + last, length),))
     return Cut(begin + skip, b"".join(parts))
 
 

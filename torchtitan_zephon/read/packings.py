@@ -102,14 +102,18 @@ _SKIPPABLE = bytes(range(0x50, 0x60))
 
 def packing_of(name: str) -> Packing | None:
     """The packing that the ending of ``name`` says, or None."""
-    lower = name.lower()
+    lower = _in_full(name).lower()
     return next((packing for packing in PACKINGS if lower.endswith(packing.suffix)), None)
 
 
 def unpacked_name(name: str) -> str:
     """``name`` without the ending of its packing."""
     packing = packing_of(name)
-    return name if packing is None else name[: -len(packing.suffix)]
+    return name if packing is None else _in_full(name)[: -len(packing.suffix)]
+
+
+def _in_full(name: str) -> str:
+    return f"{name[:-4]}.tar.gz" if name.lower().endswith(".tgz") else name
 
 
 class Entry(NamedTuple):

@@ -27,12 +27,19 @@ OPEN_STREAMS = 64
 class Cut(NamedTuple):
     """Whole records as they lie in a file: ``data`` from unpacked byte ``at`` on.
 
-    ``too_long``: the places of records that are left out, as they are longer than a record may be.
+    ``too_long``: places and sizes of records that are left out of it, as they are longer than a record may be.
     """
 
     at: int
     data: bytes
-    too_long: tuple[int, ...] = ()
+    too_long: tuple[tuple[int, int], ...] = ()
+
+    def places(self, offsets: np.ndarray) -> np.ndarray:
+        """The unpacked bytes that lie at ``offsets`` of ``data``; both int64 [records]."""
+        found: np.ndarray = self.at + offsets
+        for place, size in self.too_long:
+            found[found >= place] += size
+        return found
 
 
 class Cutter(Protocol):
