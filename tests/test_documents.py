@@ -19,6 +19,7 @@ from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.read.source import Source, open_source
 from torchtitan_zephon.records import Documents
+from torchtitan_zephon.text_of import text_of
 
 TEXTS = ["one", "", "two", "three", ""]
 LINE_2 = b'{"id": 2, "text": "two"}'
@@ -142,4 +143,4 @@ def test_readers_give_the_good_records_beside_the_bad_ones(tmp_path: Path) -> No
         units = int(source.reader.pieces().units[0])
         documents, bad = source.read(Chunk(0, 0, 0, 0, 0, units, units), frozenset({"text"}))
         assert [record.place for record in bad] == places
-        assert fields.checked(documents, "text", "text")[0].values == {"text": ["one", "two"]}
+        assert fields.checked(documents, text_of("text"), "text")[0].values == {"text": ["one", "two"]}

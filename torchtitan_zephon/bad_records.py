@@ -17,9 +17,9 @@ from .records import Documents
 from .settings import setting
 
 Kind = Literal["line", "column", "field", "ids", "size", "result", "function", "file"]
-"""No JSON object; a value that cannot be decoded; a field that is missing or of the wrong type; numbers that are no
-token ids; a record that is too large; what a map function returned is no record; a user's function failed; a column
-that cannot be read at all, of which no record is to blame, so that it is always an error."""
+"""No JSON object; a value that cannot be decoded; a field that is missing or of the wrong type; no list of token ids,
+or no ready-made row of them; a record that is too large; what a map function returned is no record; a user's function
+failed; a column that cannot be read at all, of which no record is to blame, so that it is always an error."""
 FEWEST_RECORDS = 1000
 """Records of a source that a lane has read before their bad fraction is judged."""
 
@@ -48,8 +48,8 @@ class BadRecordSettings:
     )
     max_record_bytes: int = setting(
         32 * 2**20,
-        "A record above this is a bad one, found before it fills the memory: bytes of the line, or of a text or list "
-        "of ids (Parquet). The longest books have about 20 MB, and a rank may have a record a lane in work.",
+        "A record above this is a bad one, found before it fills the memory: bytes of the record as it stands in the "
+        "file (JSONL, CSV), or of its text or ids (Parquet). The longest books have about 20 MB.",
         low=1,
         in_identity="unless_default",
     )

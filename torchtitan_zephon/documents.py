@@ -26,19 +26,19 @@ def read_documents(
     chunk: Chunk,
     functions: tuple[Function, ...] = (),
     policy: BadRecordSettings = DEFAULTS,
-    largest_id: int = fields.LARGEST_ID,
+    limits: fields.IdLimits = fields.ANY_IDS,
     cut: Cut | None = None,
 ) -> Documents:
-    """The documents of ``chunk``. ``largest_id``: that a token can have. ``cut``: what was read of it, if it was.
+    """The documents of ``chunk``. ``limits``: of token ids. ``cut``: what was read of it, if it was.
 
     Raises ``RecordError`` or ``FunctionError`` for the first bad record in the file, unless the policy is "skip".
     """
-    documents, bad = source.read(chunk, None if functions else frozenset({source.field}), cut)
+    documents, bad = source.read(chunk, None if functions else frozenset(source.text.fields), cut)
     records = len(documents) + len({record.place for record in bad})
     if functions:
         documents, more = apply(functions, documents)
         bad += more
-    documents, more = fields.checked(documents, source.field, source.reader.contents, largest_id)
+    documents, more = fields.checked(documents, source.text, source.reader.contents, limits)
     refused = _judged(source, chunk, bad + more, policy)
     return replace(documents, read=replace(documents.read, records=records, refused=refused))
 

@@ -125,19 +125,23 @@ class Pipeline:
         self,
         *,
         tokenizer_id: str,
-        field: str = "text",
+        field: str | list[str] = "text",
+        template: str = "",
         parallelism: int = 2,
         add_bos: bool = True,
         add_eos: bool = True,
         special_tokens_in_text: Literal["plain", "parse"] = "plain",
     ) -> Pipeline:
-        """Tokenise ``field`` with the tokenizer in a folder, a file or on the hub, on ``parallelism`` threads."""
+        """Tokenise ``field`` with the tokenizer in a folder, a file or on the hub, on ``parallelism`` threads.
+
+        ``field``, or ``template`` in its place, as for a source in ``docs/configuration.md``.
+        """
         recipe = replace(
             self._recipe,
             add_bos=add_bos,
             add_eos=add_eos,
             special_tokens_in_text=special_tokens_in_text,
-            sources={n: replace(s, field=field) for n, s in self._recipe.sources.items()},
+            sources={n: replace(s, field=field, template=template) for n, s in self._recipe.sources.items()},
         )
         return self._with(
             _recipe=recipe, _tokenizer_id=str(tokenizer_id), _settings=replace(self._settings, workers=parallelism)

@@ -25,6 +25,7 @@ from .estimate import Estimate, estimate
 from .identity import STREAM_FORMAT, identity_of_stream, shuffle_seed
 from .lane.stages import LaneProgram
 from .ops import fast
+from .ops.fields import IdLimits
 from .ops.functions import Function
 from .ops.pack import Packing
 from .ops.tokenize import Tokenize, TokenizerSpec, Wanted, tokenize
@@ -78,13 +79,16 @@ class Program:
         Pure, but that a chunk of a tape is read in its ``turn``.
         """
         if turn is None:
-            return Packet.of(self.tokenize(self._documents(chunk)))
+            return Packet.of(self._tokenized(self._documents(chunk)))
         chunk, cut, behind = turn.take(chunk)
-        return Packet.of(self.tokenize(self._documents(chunk, cut)), behind)
+        return Packet.of(self._tokenized(self._documents(chunk, cut)), behind)
+
+    def _tokenized(self, documents: Documents) -> Documents:
+        return self.tokenize.as_they_are(documents) if self.packing.ready else self.tokenize(documents)
 
     def _documents(self, chunk: Chunk, cut: Cut | None = None) -> Documents:
-        source, largest_id = self.sources[chunk.source], self.tokenize.largest_id()
-        documents = read_documents(source, chunk, self.functions, self.recipe, largest_id, cut)
+        limits = IdLimits(self.tokenize.largest_id(), self.packing.id_lengths)
+        documents = read_documents(self.sources[chunk.source], chunk, self.functions, self.recipe, limits, cut)
         for stage in STAGES:
             documents = stage(self, chunk, documents)
         return documents
@@ -113,7 +117,7 @@ class Program:
 
         whole = [self._documents(chunk) for chunk in chunks]
         if self.sources[s].reader.contents == "ids":
-            return [count(self.tokenize(documents)) for documents in whole], ""
+            return [count(self._tokenized(documents)) for documents in whole], ""
 
         def tokenized() -> list[tuple[int, int]]:
             for documents in samples:
@@ -229,7 +233,7 @@ class Program:
         lines += [f"  {text}" for text in shared_files([(repr(s.name), s.reader.manifest) for s in self.sources])]
         lines += [f"  {f.kind} {f.identity}" for f in self.functions]
         lines += [
-            f"  tokenize field {', '.join(sorted({repr(s.field) for s in self.sources}))}: largest id "
+            f"  tokenize field {', '.join(sorted({str(s.text) for s in self.sources}))}: largest id "
             f"{self.tokenize.largest_id()}, special tokens in text {self.tokenize.spec.special_tokens_in_text}; by "
             f"{self.tokenize.backend_text}",
             f"  a document is read as  {self.tokenize.document}  ({self.tokenize.spec.roles})",
@@ -275,6 +279,7 @@ def compile_program(
             '    [zephon.sources.wiki]\n    path = "data/wiki"\n    weight = 1.0'
         )
     sources = tuple(opened(name, recipe) for name in sorted(recipe.sources))
+    recipe.check_contents({source.name: source.reader.contents for source in sources})
     tables = tuple(_table(i, source, recipe) for i, source in enumerate(sources))
     identity = identity_of_stream(recipe, seq_len, sources, tokenizer, functions)
     return Program(

@@ -133,13 +133,7 @@ def _coerced(value: Any, hint: Any, where: str, problems: Problems) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
             return None
-        options = [a for a in args if a is not type(None)]
-        for option in options:
-            try:
-                return coerce(value, option, where)
-            except ConfigError:
-                if option is options[-1]:
-                    raise
+        return _one_of(value, [a for a in args if a is not type(None)], where)
     if origin is list and isinstance(value, list):
         items = {f"[{i}]": v for i, v in enumerate(value)}
         return list(_each(items, args[0] if args else Any, where, problems).values())
@@ -152,8 +146,23 @@ def _coerced(value: Any, hint: Any, where: str, problems: Problems) -> Any:
         return float(value)
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    name = getattr(hint, "__name__", str(hint)) if origin is None else str(hint)
-    raise ConfigError(f"{where} = {value!r} is a {type(value).__name__}; expected {name}.")
+    raise ConfigError(f"{where} = {value!r} is a {type(value).__name__}; expected {_name(hint)}.")
+
+
+def _one_of(value: Any, hints: list[Any], where: str) -> Any:
+    """``value`` as the first of ``hints`` that it is."""
+    for hint in hints:
+        try:
+            return coerce(value, hint, where)
+        except ConfigError:
+            if len(hints) == 1 or (typing.get_origin(hint) is list and isinstance(value, list)):
+                raise  # it is of this kind, and what it holds is not
+    expected = " or ".join(map(_name, hints))
+    raise ConfigError(f"{where} = {value!r} is a {type(value).__name__}; expected {expected}.")
+
+
+def _name(hint: Any) -> str:
+    return getattr(hint, "__name__", str(hint)) if typing.get_origin(hint) is None else str(hint)
 
 
 def _each(items: Mapping[str, Any], hint: Any, where: str, problems: Problems) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.read.source import Source
 from torchtitan_zephon.read.store import LocalStore
 from torchtitan_zephon.records import RECORD
+from torchtitan_zephon.text_of import text_of
 
 BOM = b"\xef\xbb\xbf"
 
@@ -145,7 +146,7 @@ def test_a_malformed_line_is_named_by_file_and_byte(name: str, size: int, tmp_pa
     line, problem = MALFORMED[name]
     before = '{"text": "good, naïve"}\n\n'.encode()
     data = before + line + b'\n{"text": "good"}\n'
-    source = Source("wiki", "text", reader_of(tmp_path / "part-7.jsonl", data))
+    source = Source("wiki", text_of("text"), reader_of(tmp_path / "part-7.jsonl", data))
     with pytest.raises(RecordError, match=problem) as refusal:
         [read_documents(source, chunk, ()) for chunk in chunks(len(data), size)]
     error = refusal.value
@@ -154,7 +155,7 @@ def test_a_malformed_line_is_named_by_file_and_byte(name: str, size: int, tmp_pa
 
 
 def test_a_malformed_first_line_after_a_bom_is_at_byte_3(tmp_path: Path) -> None:
-    source = Source("s", "text", reader_of(tmp_path / "a.jsonl", BOM + b"[1]\n"))
+    source = Source("s", text_of("text"), reader_of(tmp_path / "a.jsonl", BOM + b"[1]\n"))
     with pytest.raises(RecordError, match="line at byte 3: "):
         read_documents(source, chunks(7, 100)[0], ())
 

@@ -124,6 +124,10 @@ class Tokenize:
         read = replace(documents.read, tokens=len(ids))
         return Documents({}, {"ids": ids}, offsets, documents.origin, read)
 
+    def as_they_are(self, documents: Documents) -> Documents:
+        """Documents that are ids already, with nothing put around them."""
+        return replace(documents, values={}, read=replace(documents.read, tokens=len(documents.ids)))
+
     def _encoded(self, documents: Documents) -> fast.Flat:
         """The ids of texts, with BOS and EOS around each."""
         texts: list[str] = documents.values["text"]

@@ -9,8 +9,7 @@ is read than shows it.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from io import SEEK_END
 from typing import BinaryIO
 
@@ -41,7 +40,7 @@ class JsonlReader:
 
     def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
         self.manifest = manifest
-        self._most_bytes = max_record_bytes
+        self._most = max_record_bytes
 
     def pieces(self) -> Pieces:
         """One piece a file; its units are bytes."""
@@ -55,10 +54,11 @@ class JsonlReader:
     def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
         """The records of ``chunk``, whole, as a line is parsed whole; blank lines are no records."""
         shard = self.manifest.shards[chunk.piece]
-        starts = range(chunk.start, chunk.stop, _MOST_READ_BYTES)
-        ranges = ((start, min(start + _MOST_READ_BYTES, chunk.stop)) for start in starts)
-        lines = (_lines(self.manifest.store, shard, *limits, self._most_bytes) for limits in ranges)
-        return _sifted(chunk, itertools.chain.from_iterable(lines), self._most_bytes)
+        cuts = (
+            _lines(self.manifest.store, shard, start, min(start + _MOST_READ_BYTES, chunk.stop), self._most)
+            for start in range(chunk.start, chunk.stop, _MOST_READ_BYTES)
+        )
+        return _parsed(chunk, cuts, self._most)
 
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The byte range of whole lines: from the one that holds byte ``unit`` on, ``num_bytes`` or more of them."""
@@ -95,7 +95,7 @@ class JsonlCutter:
     contents: Contents = "text"
 
     def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
-        self._most_bytes = max_record_bytes
+        self._most = max_record_bytes
 
     def seek(self, stream: Unpacked, at: int) -> None:
         """Go to the first line that begins at ``at`` or behind it."""
@@ -103,49 +103,39 @@ class JsonlCutter:
 
     def take(self, stream: Unpacked, stop: int) -> Cut:
         """The lines that begin before ``stop``."""
-        return take_lines(stream, stop, self._most_bytes)
+        return take_lines(stream, stop, self._most)
 
     def parse(self, chunk: Chunk, cut: Cut, columns: frozenset[str] | None) -> Sifted:
         """The records of ``cut``, whole."""
-        lines = itertools.chain(_placed(cut.at, cut.data.split(b"\n")), ((at, None) for at, _ in cut.too_long))
-        return _sifted(chunk, lines, self._most_bytes)
+        return _parsed(chunk, [cut], self._most)
 
     def describe(self, place: int) -> str:
         """In words, where in its shard a record lies."""
         return f"line at unpacked byte {place}"
 
 
-def _sifted(chunk: Chunk, lines: Iterable[tuple[int, bytes | None]], most: int) -> Sifted:
-    """The records of ``chunk`` in ``lines``, each with its place; one that is None has more than ``most`` bytes."""
+def _parsed(chunk: Chunk, cuts: Iterable[Cut], most: int) -> Sifted:
+    """The records of ``chunk`` in whole lines; blank lines are no records. ``most``: bytes of a line."""
     records: list[Record] = []
     places: list[int] = []
     bad: list[BadRecord] = []
-    for at, line in lines:
-        record = _parsed(at, line, most)
-        if isinstance(record, BadRecord):
-            bad.append(record)
-        elif record is not None:
-            records.append(record)
-            places.append(at)
+    for at, data, large in cuts:
+        bad += [too_long(place, most) for place, _ in large]
+        for line in data.split(b"\n"):
+            if at == 0 and line.startswith(_BOM):
+                line, at = line[3:], 3
+            record = _record(line, at) if len(line) <= most else too_long(at, most)
+            if isinstance(record, BadRecord):
+                bad.append(record)
+            elif record is not None:
+                records.append(record)
+                places.append(at)
+            at += len(line) + 1
     return Documents.of_values({RECORD: records}, origin_of(chunk.source, chunk.piece, places)), bad
 
 
-def _placed(at: int, lines: Iterable[bytes | None]) -> Iterator[tuple[int, bytes | None]]:
-    """Each of neighbouring lines, of which only the last may be None, with its place, from byte ``at`` on.
-
-    A byte order mark is no part of a line.
-    """
-    for line in lines:
-        if at == 0 and line is not None and line.startswith(_BOM):
-            at, line = 3, line[3:]
-        yield at, line
-        at += len(line or b"") + 1
-
-
-def _parsed(at: int, line: bytes | None, most: int) -> Record | BadRecord | None:
-    """The record of a line; None if it is blank. ``line`` is None if it has more than ``most`` bytes."""
-    if line is None or len(line) > most:
-        return too_long(at, most)
+def _record(line: bytes, at: int) -> Record | BadRecord | None:
+    """The record of a line; None if it is blank."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -158,10 +148,10 @@ def _parsed(at: int, line: bytes | None, most: int) -> Record | BadRecord | None
     return BadRecord("line", at, f"a line must be a JSON object; this one is {_kind(record)}")
 
 
-def _lines(store: Store, shard: Shard, start: int, stop: int, most: int) -> Iterator[tuple[int, bytes | None]]:
-    """Place and bytes of the lines whose first byte lies in [start, stop); one read, as a rule.
+def _lines(store: Store, shard: Shard, start: int, stop: int, most: int) -> Cut:
+    """The lines whose first byte lies in [start, stop); one read, as a rule.
 
-    A line of more than ``most`` bytes is None, and is not read to its end.
+    A last line of more than ``most`` bytes is not read to its end.
     """
     begin = max(start - 1, 0)
     own = stop - begin
@@ -172,21 +162,19 @@ def _lines(store: Store, shard: Shard, start: int, stop: int, most: int) -> Iter
     if start:
         skip = data.find(b"\n", 0, own) + 1
         if not skip or skip == own:  # no line begins in this range
-            return
-    end, at = data.find(b"\n", own - 1), begin + skip
-    lines: list[bytes | None] = [*(data[skip:end] if end >= 0 else data[skip:]).split(b"\n")]
-    lines[-1] = _whole(store, shard.name, begin + len(data), lines[-1] or b"", end >= 0, most)
-    yield from _placed(at, lines)
-
-
-def _whole(store: Store, name: str, at: int, line: bytes, ended: bool, most: int) -> bytes | None:
-    """``line``, with the rest of it, which begins at ``at``, unless it has ``ended``; None if it is too long."""
-    parts, held, block, end = [line], len(line), 2 * _READ_ON_BYTES, 0 if ended else -1
-    while end < 0 and held <= most and (data := store.read(name, at, at + min(block, most + 1 - held))):
-        end = data.find(b"\n")
-        parts.append(data[:end] if end >= 0 else data)
-        held, at, block = held + len(parts[-1]), at + len(data), 2 * block
-    return b"".join(parts) if held <= most else None
+            return Cut(start, b"")
+    end, parts = data.find(b"\n", own - 1), [data[skip:]]
+    if end >= 0:
+        return Cut(begin + skip, data[skip:end])
+    last = data.rfind(b"\n", skip) + 1 or skip  # where the line begins that goes on
+    length, at, block = len(data) - last, begin + len(data), 2 * _READ_ON_BYTES
+    while end < 0 and length <= most and (rest := store.read(shard.name, at, at + min(block, most + 1 - length))):
+        end = rest.find(b"\n")
+        parts.append(rest[:end] if end >= 0 else rest)
+        length, at, block = length + len(parts[-1]), at + len(rest), min(2 * block, _MOST_READ_BYTES)
+    if length > most:
+        return Cut(begin + skip, data[skip:last], ((begin + last, length),))
+    return Cut(begin + skip, b"".join(parts))
 
 
 def _line_holding(file: BinaryIO, at: int) -> int:

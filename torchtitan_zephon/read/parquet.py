@@ -36,7 +36,7 @@ class ParquetReader:
 
     def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
         self.manifest = manifest
-        self._field, self._most_bytes = settings.field, max_record_bytes
+        self._field, self._most_bytes = settings.text.fields[0], max_record_bytes
         self._groups = RowGroups(manifest, self._field)
         self.contents: Contents = self._groups.contents
         self._asked = frozenset({self._field})

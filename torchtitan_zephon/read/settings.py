@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..errors import ConfigError
 from ..settings import setting
+from ..text_of import TextOf, text_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,4 +24,26 @@ class SourceConfig:
         "Of CSV: what stands between fields. Empty: a tab in `.tsv` files, else a comma.",
         in_identity="unless_default",
     )
-    field: str = setting("text", "Name of the record's text field, or column.")
+    field: str | list[str] = setting(
+        "text",
+        "Field (JSONL) or column (Parquet) of the text: a name, a path such as `meta.text`, or a list of them, which "
+        "are joined by a blank line; of a list, fields that are null or empty are left out.",
+    )
+    template: str = setting(
+        "",
+        'In place of `field`: text with names of fields in braces, such as `"{title}\\n\\n{meta.text}"`. None of them '
+        "may be null. A brace that is text is written `{{` or `}}`.",
+        in_identity="unless_default",
+    )
+
+    def __post_init__(self) -> None:
+        if self.template and self.field != "text":
+            raise ConfigError(
+                f"field = {self.field!r} and template = {self.template!r} both say what the text is; keep one."
+            )
+        text_of(self.field, self.template)
+
+    @property
+    def text(self) -> TextOf:
+        """What of a record is trained on."""
+        return text_of(self.field, self.template)

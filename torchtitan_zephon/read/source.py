@@ -18,6 +18,7 @@ from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..plan.slices import NEXT
 from ..records import Contents
+from ..text_of import TextOf
 from .files import Manifest, list_source
 from .formats import FORMATS, loaded
 from .packings import packing_of
@@ -52,7 +53,7 @@ class Source:
     """A named dataset that is open for reading."""
 
     name: str
-    field: str
+    text: TextOf
     reader: Reader
 
     def where(self, chunk: Chunk) -> str:
@@ -76,9 +77,9 @@ class Source:
     def read(self, chunk: Chunk, columns: frozenset[str] | None, cut: Cut | None = None) -> Sifted:
         """The documents of ``chunk``, not checked yet, in file order. ``cut``: what was read of it, if it was.
 
-        ``columns``: the fields that are wanted. Each is values of its name, or tokens "ids" where it holds token ids;
-        or they are found in whole records (values ``RECORD``) where these cost no more. None asks for whole records,
-        whose fields may be read when they are looked at.
+        ``columns``: the fields that are wanted, as ``TextOf`` names them. Each is values of that name, or tokens "ids"
+        where it holds token ids; or they are found in whole records (values ``RECORD``) where these cost no more. None
+        asks for whole records, whose fields may be read when they are looked at.
         """
         if cut is not None:
             assert isinstance(self.reader, SequentialReader)
@@ -105,7 +106,7 @@ class Source:
 def open_source(name: str, settings: SourceConfig, max_record_bytes: int = DEFAULTS.max_record_bytes) -> Source:
     """List, fingerprint and open the source ``name``. Raises ``SourceError``."""
     manifest = list_source(name, settings)
-    return Source(name, settings.field, _reader(name, manifest, settings, max_record_bytes))
+    return Source(name, settings.text, _reader(name, manifest, settings, max_record_bytes))
 
 
 def _reader(name: str, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> Reader:
