@@ -32,11 +32,15 @@ class Dataset:
 
     name: str
     path: str
+    split: str = ""
 
     @classmethod
-    def from_path(cls, name: str, path: str) -> Dataset:
-        """Nothing is opened yet; the files are listed when the pipeline is first used."""
-        return cls(name, str(path))
+    def from_path(cls, name: str, path: str, *, split: str = "") -> Dataset:
+        """Nothing is opened yet; the files are listed when the pipeline is first used.
+
+        ``split``: which of several splits side by side, such as "train".
+        """
+        return cls(name, str(path), split)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +84,9 @@ class StaticMixtureWorkSource:
     def recipe(self) -> Recipe:
         """The part of the recipe that is said here; stages and options add the rest."""
         return Recipe(
-            sources={d.name: SourceConfig(path=d.path, weight=self.mixture[d.name]) for d in self.datasets},
+            sources={
+                d.name: SourceConfig(path=d.path, split=d.split, weight=self.mixture[d.name]) for d in self.datasets
+            },
             lanes=1,
             seed=self.seed,
             repeat=self.repeat,

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import SourceError
-from .folders import refuse_revisions, refuse_splits, refuse_tables
+from .folders import refuse_copies, refuse_revisions, refuse_tables
 from .formats import NAMED_SUFFIXES, SUFFIXES
 from .listing import SHOWN_NAMES, left_out_text, list_files
 from .sample import sample
 from .settings import SourceConfig
+from .splits import names_of_split
 from .store import LocalStore, Store
-from .walk import LeftOut
+from .walk import LeftOut, Reason
 
 
 class Shard(NamedTuple):
@@ -82,13 +83,16 @@ def list_source(name: str, settings: SourceConfig) -> Manifest:
             f"source {name!r}: {path!r} is a remote path; this version reads local files only. "
             "Download it first, then give the folder."
         )
-    root, files, left_out, tables = list_files(name, path)
+    root, found, left_out, tables = list_files(name, path)
+    own = set(names_of_split(name, root, [file.name for file in found], settings.split))
+    files = [file for file in found if file.name in own]
+    left_out += tuple(LeftOut(file.name, Reason.OTHER_SPLIT) for file in found if file.name not in own)
     names = [file.name for file in files]
     kind = _format(name, path, root, names)
     if kind == "parquet":
         refuse_tables(name, root, tables, names)
     refuse_revisions(name, root, names)
-    refuse_splits(name, root, names)
+    refuse_copies(name, root, names)
     if not any(file.num_bytes for file in files):
         raise SourceError(f"source {name!r}: all {len(names)} files at {path!r} are empty.")
     samples = sample(name, kind, LocalStore(root), files)

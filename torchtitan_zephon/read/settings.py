@@ -16,3 +16,8 @@ class SourceConfig:
         1.0, "Share of tokens, relative to the other weights; above 0. Give one to every source, or to none."
     )
     field: str = setting("text", "Name of the record's text field (JSONL) or column (Parquet).")
+    split: str = setting(
+        "",
+        "Which files are read where several splits lie side by side: `train`, `validation`, `test`, or another word of "
+        "their names or folders. Without it such a folder is refused.",
+    )
