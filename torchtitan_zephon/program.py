@@ -35,7 +35,7 @@ from .plan.deal import cut_pass, deal
 from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from .plan.segments import LanePlan
 from .read.files import Manifest, shared_files
-from .read.source import Source, open_source
+from .read.source import Opening, Source, open_source
 from .records import Documents, Packet
 from .state import recipe_hash
 
@@ -246,15 +246,16 @@ def compile_program(
     tokenizer: TokenizerSpec,
     functions: tuple[Function, ...] = (),
     backend: Wanted = "hf",
+    opening: Opening = open_source,
 ) -> Program:
-    """Open and cut every source. Raises ``ConfigError``, ``SourceError``, ``TokenizerError``."""
+    """Open, by ``opening``, and cut every source. Raises ``ConfigError``, ``SourceError``, ``TokenizerError``."""
     check_seq_len(seq_len)
     if not recipe.sources:
         raise ConfigError(
             "the recipe names no source; add a table for each, such as\n"
             '    [zephon.sources.wiki]\n    path = "data/wiki"\n    weight = 1.0'
         )
-    sources = tuple(opened(name, recipe.sources[name]) for name in sorted(recipe.sources))
+    sources = tuple(opened(name, recipe.sources[name], opening) for name in sorted(recipe.sources))
     how = cut if recipe.repeat else cut_pass
     tables = tuple(how(i, s.reader.pieces(), recipe.chunk_bytes, recipe.lanes) for i, s in enumerate(sources))
     identity = _identity(recipe, seq_len, sources, tokenizer, functions)
@@ -269,11 +270,11 @@ def compile_program(
     )
 
 
-def opened(name: str, source: SourceConfig) -> Source:
+def opened(name: str, source: SourceConfig, opening: Opening = open_source) -> Source:
     """The open source ``name``. Raises ``SourceError``; where its path leads nowhere, with how that was stated."""
     path = source.path
     try:
-        return open_source(name, source)
+        return opening(name, source)
     except SourceError as error:
         if not isinstance(path, StatedPath) or not path.hint or Path(path).exists():
             raise

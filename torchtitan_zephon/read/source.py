@@ -52,6 +52,12 @@ class Source:
         path = self.reader.manifest.path(self.reader.shard_of(chunk.piece))
         return f"source {self.name!r}, file {str(path)!r}, {self.reader.span(chunk)}"
 
+    def look_at(self, piece: int) -> None:
+        """Raise ``SourceError`` unless the file of ``piece`` is there; a list of another rank is compared with it."""
+        manifest = self.reader.manifest
+        name = manifest.shards[self.reader.shard_of(piece)].name
+        self._read(piece, "the version", lambda: manifest.store.version(name))
+
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The units of whole records: from the one that holds ``unit`` on, ``num_bytes`` or more of them."""
         return self._read(piece, f"the records at {unit:,}", lambda: self.reader.around(piece, unit, num_bytes))
@@ -82,8 +88,16 @@ class Source:
             raise SourceError(f"source {self.name!r}, shard {name!r}: cannot be read: {error}.") from error
 
 
-def open_source(name: str, settings: SourceConfig) -> Source:
-    """List, fingerprint and open the source ``name``. Raises ``SourceError``."""
-    manifest = list_source(name, settings)
+def source_of(name: str, settings: SourceConfig, manifest: Manifest) -> Source:
+    """The source ``name``, whose files are those of ``manifest``. Raises ``SourceError``."""
     reader = reader_class(name, manifest.format)(manifest, settings)
     return Source(name, settings.field, reader)
+
+
+Opening = Callable[[str, SourceConfig], Source]
+"""How a source is opened, given its name and settings. Raises ``SourceError``."""
+
+
+def open_source(name: str, settings: SourceConfig) -> Source:
+    """List, fingerprint and open the source ``name``. Raises ``SourceError``."""
+    return source_of(name, settings, list_source(name, settings))
