@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import SourceError
+from ..progress import Progress
 from .retry import with_retries
 from .store import Store
 from .walk import File, trouble
@@ -70,19 +71,21 @@ def sample(source: str, kind: str, store: Store, files: list[File]) -> list[str]
     """
     sampling = Sampling.of([file.num_bytes for file in files])
     samples = []
-    for i, (name, num_bytes, _) in enumerate(files):
-        path = store.path(name)
-        try:
-            if i % sampling.every:
-                samples.append("")
-                head = with_retries(partial(_head, store, name, num_bytes), path, "the beginning")
-            else:
-                digest, head = with_retries(partial(sampling.look, store, name, num_bytes), path, "a sample")
-                samples.append(digest)
-        except OSError as error:
-            raise SourceError(f"source {source!r}: {path!r} {trouble(Path(path), error)}") from None
-        if head and (problem := _problem(kind, head)):
-            raise SourceError(f"source {source!r}: {path!r} {problem}")
+    with Progress(f"sampling the files of source {source!r}", len(files), "files") as progress:
+        for i, (name, num_bytes, _) in enumerate(files):
+            path = store.path(name)
+            try:
+                if i % sampling.every:
+                    samples.append("")
+                    head = with_retries(partial(_head, store, name, num_bytes), path, "the beginning")
+                else:
+                    digest, head = with_retries(partial(sampling.look, store, name, num_bytes), path, "a sample")
+                    samples.append(digest)
+            except OSError as error:
+                raise SourceError(f"source {source!r}: {path!r} {trouble(Path(path), error)}") from None
+            if head and (problem := _problem(kind, head)):
+                raise SourceError(f"source {source!r}: {path!r} {problem}")
+            progress.done()
     return samples
 
 

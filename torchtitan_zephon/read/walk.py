@@ -17,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from ..progress import Progress
 from .formats import NAMED_SUFFIXES, SUFFIXES
 from .pattern import Pattern, States
 from .retry import with_retries
@@ -85,11 +86,14 @@ class Walk:
     def run(self) -> None:
         """Folders by their own paths first. Then those that only links lead to, the first link bytewise first."""
         folders = [("", self.pattern.start())]
-        while folders:
-            folders += reversed(self._folder(*folders.pop()))
-            if not folders and self._links:
-                _, link, states = heapq.heappop(self._links)
-                folders = [(link, states)]
+        with Progress(f"listing {str(self.root)!r}", None, "files found") as progress:
+            while folders:
+                before = len(self.files)
+                folders += reversed(self._folder(*folders.pop()))
+                progress.done(len(self.files) - before)
+                if not folders and self._links:
+                    _, link, states = heapq.heappop(self._links)
+                    folders = [(link, states)]
 
     def named(self, name: str) -> None:
         """A single file, named by the whole path: no name is hidden then."""

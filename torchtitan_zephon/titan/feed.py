@@ -15,7 +15,7 @@ from ..ops.tokenize import TokenizerSpec, Wanted
 from ..ops.tokenizer_files import FILES, Roles, make_spec, open_tokenizer, spec_of, unusable
 from ..plan.layout import Layout
 from ..program import Program, compile_program
-from ..read.source import Opening
+from ..read.source import Opening, open_source
 from .job import Job
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Feed:
         """The first rank's with each of ``local_batch_sizes``, all of which must divide its share."""
         return [self.layout(dp_degree, 0, size) for size in local_batch_sizes]
 
-    def program(self, seq_len: int, tokenizer: BaseTokenizer, opening: Opening) -> Program:
+    def program(self, seq_len: int, tokenizer: BaseTokenizer, opening: Opening = open_source) -> Program:
         """The compiled program, as the trainer's ``tokenizer`` makes ids."""
         spec = tokenizer_spec(tokenizer, self.recipe)
         return compiled(self.effective, seq_len, spec, self.settings.tokenizer_backend, opening)
