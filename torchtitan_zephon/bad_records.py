@@ -13,9 +13,9 @@ import numpy as np
 
 from .records import Documents
 
-Kind = Literal["line", "column", "field", "ids", "result", "function"]
-"""No JSON object; a column that cannot be read; a field that is missing or of the wrong type; numbers that are no token
-ids; what a map function returned is no record; a user's function failed."""
+Kind = Literal["size", "line", "column", "field", "ids", "result", "function"]
+"""A record that is too long; no JSON object; a column that cannot be read; a field that is missing or of the wrong
+type; numbers that are no token ids; what a map function returned is no record; a user's function failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,17 @@ from .errors import FunctionError, RecordError
 from .ops import fields
 from .ops.functions import Function, apply
 from .plan.chunking import Chunk
+from .read.sequential import Cut
 from .read.source import Source
 from .records import Documents
 
 
-def read_documents(source: Source, chunk: Chunk, functions: tuple[Function, ...]) -> Documents:
-    """The documents of ``chunk``. Raises ``RecordError`` or ``FunctionError`` for the first bad record in the file."""
-    documents, bad = source.read(chunk, None if functions else frozenset({source.field}))
+def read_documents(source: Source, chunk: Chunk, functions: tuple[Function, ...], cut: Cut | None = None) -> Documents:
+    """The documents of ``chunk``; ``cut``: what was read of it, if it was.
+
+    Raises ``RecordError`` or ``FunctionError`` for the first bad record in the file.
+    """
+    documents, bad = source.read(chunk, None if functions else frozenset({source.field}), cut)
     if functions:
         documents, more = apply(functions, documents)
         bad += more

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,15 @@ from .ops.tokenize import Tokenize, TokenizerSpec, Wanted, tokenize
 from .paths import StatedPath
 from .plan import keyed
 from .plan.chunking import Chunk, ChunkTable, cut
-from .plan.cursor import Dealt, Endless, LaneRuns, lane_offsets, order_keys
+from .plan.cursor import Dealt, Endless, LaneRuns, Tape as TapeRuns, lane_offsets, order_keys
 from .plan.deal import cut_pass, deal
 from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from .plan.segments import LanePlan
+from .plan.slices import SliceTable, TapePlace, cut_slices
 from .read.files import Manifest, shared_files
+from .read.sequential import Cut
 from .read.source import Opening, Source, open_source
+from .read.tape import Tape, Turn
 from .records import Documents, Packet
 from .state import recipe_hash
 
@@ -57,7 +60,7 @@ class Program:
     recipe: Recipe
     seq_len: int
     sources: tuple[Source, ...]
-    tables: tuple[ChunkTable, ...]
+    tables: tuple[ChunkTable | SliceTable, ...]
     tokenize: Tokenize
     functions: tuple[Function, ...]
     identity: dict[str, Any] = field(repr=False)
@@ -72,12 +75,18 @@ class Program:
         """How rows are made."""
         return self.recipe.packing(self.seq_len, self.tokenize.padding_id)
 
-    def work(self, chunk: Chunk) -> Packet:
-        """The documents of ``chunk``: read, passed through ``STAGES``, tokenised. Pure; any thread may run it."""
-        return Packet.of(self.tokenize(self._documents(chunk)))
+    def work(self, chunk: Chunk, turn: Turn | None = None) -> Packet:
+        """The documents of ``chunk``: read, passed through ``STAGES``, tokenised. Any thread may run it.
 
-    def _documents(self, chunk: Chunk) -> Documents:
-        documents = read_documents(self.sources[chunk.source], chunk, self.functions)
+        Pure, but that a chunk of a tape is read in its ``turn``.
+        """
+        if turn is None:
+            return Packet.of(self.tokenize(self._documents(chunk)))
+        chunk, cut, behind = turn.take(chunk)
+        return Packet.of(self.tokenize(self._documents(chunk, cut)), behind)
+
+    def _documents(self, chunk: Chunk, cut: Cut | None = None) -> Documents:
+        documents = read_documents(self.sources[chunk.source], chunk, self.functions, cut)
         for stage in STAGES:
             documents = stage(self, chunk, documents)
         return documents
@@ -140,27 +149,39 @@ class Program:
                 _said.add(text)
                 logger.warning("zephon: %s", text)
 
+    def tapes(self, plan: LanePlan, places: Mapping[str, TapePlace]) -> dict[int, Tape]:
+        """The tapes of a lane at ``places``, by number of the source; only sources read from the front have one."""
+        tapes = {}
+        for s, (source, table, runs) in enumerate(zip(self.sources, self.tables, plan.runs.runs, strict=True)):
+            if isinstance(table, SliceTable) and isinstance(runs, TapeRuns):
+                tapes[s] = Tape(source, table, runs.runs, places.get(source.name, TapePlace()))
+        return tapes
+
     def lanes(self, numbers: Iterable[int], tokens_per_mib: Seq[int]) -> dict[int, LaneProgram]:
         """The programs of the lanes ``numbers``."""
         dealt = None if self.recipe.repeat else self._deal(tokens_per_mib)
         return {lane: self._lane(lane, tokens_per_mib, dealt) for lane in numbers}
 
     def _deal(self, tokens_per_mib: Seq[int]) -> list[np.ndarray]:
-        """The lane of every chunk of one pass, int64 [chunks] a source."""
+        """The lane of every run of one pass, int64 [runs] a source."""
         tokens = [
-            np.maximum(1, _chunk_bytes(source, table) * rate >> 20)
+            np.maximum(1, _run_bytes(source, table) * rate >> 20)
             for source, table, rate in zip(self.sources, self.tables, tokens_per_mib, strict=True)
         ]
         return deal(tokens, self.recipe.lanes, lane_offsets(self.recipe.seed, self.names, self.recipe.lanes))
 
-    def _runs(self, lane: int, dealt: list[np.ndarray] | None) -> tuple[Endless | Dealt, ...]:
+    def _runs(self, lane: int, dealt: list[np.ndarray] | None) -> tuple[Endless | Dealt | TapeRuns, ...]:
         """The runs of every source that are ``lane``'s."""
         r = self.recipe
         offsets, keys = lane_offsets(r.seed, self.names, r.lanes), order_keys(r.seed, self.names)
         if dealt is None:
-            return tuple(
+            endless = [
                 Endless((lane - offset) % r.lanes, r.lanes, table.num_runs, key if r.shuffle_chunks else None)
                 for offset, table, key in zip(offsets, self.tables, keys, strict=True)
+            ]
+            return tuple(
+                TapeRuns(runs) if isinstance(table, SliceTable) else runs
+                for runs, table in zip(endless, self.tables, strict=True)
             )
         own = [np.flatnonzero(owners == lane) for owners in dealt]
         if r.shuffle_chunks:
@@ -256,8 +277,7 @@ def compile_program(
             '    [zephon.sources.wiki]\n    path = "data/wiki"\n    weight = 1.0'
         )
     sources = tuple(opened(name, recipe.sources[name], opening) for name in sorted(recipe.sources))
-    how = cut if recipe.repeat else cut_pass
-    tables = tuple(how(i, s.reader.pieces(), recipe.chunk_bytes, recipe.lanes) for i, s in enumerate(sources))
+    tables = tuple(_table(i, source, recipe) for i, source in enumerate(sources))
     identity = _identity(recipe, seq_len, sources, tokenizer, functions)
     return Program(
         recipe=recipe,
@@ -268,6 +288,15 @@ def compile_program(
         functions=functions,
         identity=identity,
     )
+
+
+def _table(s: int, source: Source, recipe: Recipe) -> ChunkTable | SliceTable:
+    """How source number ``s`` is cut."""
+    pieces = source.reader.pieces()
+    if pieces.sequential:
+        lengths = None if recipe.repeat else source.lengths()
+        return cut_slices(s, pieces, recipe.chunk_bytes, recipe.lanes, lengths)
+    return (cut if recipe.repeat else cut_pass)(s, pieces, recipe.chunk_bytes, recipe.lanes)
 
 
 def opened(name: str, source: SourceConfig, opening: Opening = open_source) -> Source:
@@ -307,8 +336,10 @@ def _identity(
     }
 
 
-def _chunk_bytes(source: Source, table: ChunkTable) -> np.ndarray:
-    """Planned bytes of every chunk of one epoch, int64 [chunks]; as they are found to be, where the source is small."""
+def _run_bytes(source: Source, table: ChunkTable | SliceTable) -> np.ndarray:
+    """Planned bytes of every run of one pass, int64 [runs]; as they are found to be, where the source is small."""
+    if isinstance(table, SliceTable):
+        return table.run_bytes()
     borders = [table.borders(piece) for piece in range(len(table.chunks))]
     if int(table.pieces.sizes.sum()) <= WEIGHED_BYTES:
         return np.concatenate([source.weigh(piece, b) for piece, b in enumerate(borders)])

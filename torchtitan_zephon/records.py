@@ -194,17 +194,21 @@ class Documents:
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """All documents of a chunk, with the SHA-256 of their ids and offsets, which proves a replay."""
+    """All documents of a chunk, with the SHA-256 of their ids and offsets, which proves a replay.
+
+    ``behind``: of a chunk of a tape, the tape's place behind it (``plan.slices.TapePlace``).
+    """
 
     documents: Documents
     digest: bytes
+    behind: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, documents: Documents) -> Packet:
+    def of(cls, documents: Documents, behind: tuple[int, ...] | None = None) -> Packet:
         """``documents``, which are tokenised, and their digest."""
         h = hashlib.sha256(documents.ids.data)
         h.update(documents.offsets.data)
-        return cls(documents, h.digest())
+        return cls(documents, h.digest(), behind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ..errors import ReplayError, SourceError
 from ..plan.chunking import Chunk
 from ..plan.segments import LanePlan, Planned
+from ..plan.slices import TapePlace
 from ..records import Balance, Documents, Packet, Sequence
 from ..sealed import NEW_STREAM
 from ..state import LaneState, SegmentStart, no_such_place
@@ -65,7 +66,10 @@ class Planner:
 
 
 class Lane:
-    """The machine. Conserved: chunks planned = arrived + pending; sequences packed = taken + ready + held."""
+    """The machine. Conserved: chunks planned = arrived + pending; sequences packed = taken + ready + held.
+
+    ``tapes``: by source, the places behind what arrived.
+    """
 
     def __init__(self, program: LaneProgram, state: LaneState | None = None) -> None:
         start = SegmentStart.first(program.source_names) if state is None else state.start
@@ -76,6 +80,7 @@ class Lane:
         self.trips: deque[Trip] = deque()
         self._planner, self._pending = Planner(program.plan, start), deque[Planned]()
         self._digests = no_digests(program)
+        self.tapes = start.tapes
         self._links = [Collect(link, start) for link in program.links]
         self._rows = MakeRows(program, start)
         self._ready: deque[Ready] = deque()
@@ -147,7 +152,9 @@ class Lane:
         digest = hashlib.blake2b(self._digests[s].encode() + packet.digest, digest_size=8).hexdigest()
         digests = (*self._digests[:s], digest, *self._digests[s + 1 :])
         self._digests = no_digests(self.program) if planned.ends else digests
-        self._pass(Passing(planned, documents, digests, {}), 0)
+        if packet.behind is not None:
+            self.tapes = {**self.tapes, self.program.source_names[s]: TapePlace(*packet.behind)}
+        self._pass(Passing(planned, documents, digests, {}, self.tapes), 0)
 
     def returned(self, trip: Trip, documents: Documents) -> None:
         """Take in what the function made of the packet of ``trip``; those of a link in the order of ``trips``."""

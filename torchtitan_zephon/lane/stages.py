@@ -20,6 +20,7 @@ from ..ops.render import padding_rows
 from ..ops.shuffle import ShuffleBuffer
 from ..plan import keyed
 from ..plan.segments import Ends, LanePlan, Planned
+from ..plan.slices import TapePlace
 from ..records import Documents, Rows, Sequence
 from ..sealed import damaged
 from ..state import SegmentStart
@@ -75,13 +76,14 @@ def no_digests(program: LaneProgram) -> tuple[str, ...]:
 class Passing(NamedTuple):
     """A packet under way. ``digests``: by source, of the segment up to it, as documents left the first trip.
 
-    ``carries``: of the stages that it has passed, if it ends a segment.
+    ``carries``: of the stages that it has passed, if it ends a segment. ``tapes``: by source, the places behind it.
     """
 
     planned: Planned
     documents: Documents
     digests: tuple[str, ...]
     carries: dict[str, Any]
+    tapes: dict[str, TapePlace]
 
 
 class Hashed(NamedTuple):
@@ -151,7 +153,8 @@ class MakeRows:
         before = [self.start.sources[name] for name in names]
         sources = program.plan.after(before, packet.planned.behind, self.tokens.tolist())
         carries = _with_carry(packet.carries, PACK, self.packer.carry(names))
-        self.start = SegmentStart(self.start.segment + 1, dict(zip(names, sources, strict=True)), carries, "")
+        by_name = dict(zip(names, sources, strict=True))
+        self.start = SegmentStart(self.start.segment + 1, by_name, carries, "", packet.tapes)
         self._begin_segment()
         return self.start
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..errors import SourceError
 from .folders import refuse_copies, refuse_revisions, refuse_tables
-from .formats import NAMED_SUFFIXES, SUFFIXES
+from .formats import format_of
 from .listing import SHOWN_NAMES, left_out_text, list_files
 from .pattern import Pattern, root_of
 from .sample import sample
@@ -111,8 +111,7 @@ def place_of(name: str, path: str) -> tuple[Store, Pattern | str]:
 
 def _format(name: str, path: str, root: Path, names: list[str]) -> str:
     """The one format of all files."""
-    suffixes = {f".{name.rpartition('.')[2].lower()}" for name in names}
-    formats = {(SUFFIXES | NAMED_SUFFIXES)[suffix] for suffix in suffixes}
+    formats = {kind for name in names if (kind := format_of(name))}
     if len(formats) > 1:
         raise SourceError(
             f"source {name!r}: {path!r} holds both {' and '.join(sorted(formats))} files, and each record would be "

@@ -15,10 +15,12 @@ import numpy as np
 import orjson
 
 from ..bad_records import BadRecord, Sifted
-from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..records import RECORD, Contents, Documents, Record, origin_of
 from .files import Manifest
+from .lines import seek_line, take_lines, too_long
+from .packings import Unpacked, changed
+from .sequential import Cut
 from .settings import SourceConfig
 from .store import Store
 
@@ -48,27 +50,7 @@ class JsonlReader:
         """The records of ``chunk``, whole, as a line is parsed whole; blank lines are no records."""
         shard = self.manifest.shards[chunk.piece]
         data, at = _lines(self.manifest.store, shard.name, chunk.start, chunk.stop, shard.num_bytes)
-        records: list[Record] = []
-        places: list[int] = []
-        bad: list[BadRecord] = []
-        for line in data.split(b"\n"):
-            if at == 0 and line.startswith(_BOM):
-                line, at = line[3:], 3
-            try:
-                record = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
-                if line.strip():
-                    where = f"(column {error.colno}); the line begins {line[:60]!r}"
-                    bad.append(BadRecord("line", at, f"not valid JSON: {error.msg} {where}"))
-            else:
-                if type(record) is dict:
-                    records.append(record)
-                    places.append(at)
-                else:
-                    bad.append(BadRecord("line", at, f"a line must be a JSON object; this one is {_kind(record)}"))
-            at += len(line) + 1
-        documents = Documents.of_values({RECORD: records}, origin_of(chunk.source, chunk.piece, places))
-        return documents, bad
+        return _parsed(chunk, data, at)
 
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The byte range of whole lines: from the one that holds byte ``unit`` on, ``num_bytes`` or more of them."""
@@ -99,13 +81,63 @@ class JsonlReader:
         return f"line at byte {place}"
 
 
+class JsonlCutter:
+    """The lines of JSONL files that are read from the front."""
+
+    contents: Contents = "text"
+
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
+        self._most = max_record_bytes
+
+    def seek(self, stream: Unpacked, at: int) -> None:
+        """Go to the first line that begins at ``at`` or behind it."""
+        seek_line(stream, at)
+
+    def take(self, stream: Unpacked, stop: int) -> Cut:
+        """The lines that begin before ``stop``."""
+        return take_lines(stream, stop, self._most)
+
+    def parse(self, chunk: Chunk, cut: Cut, columns: frozenset[str] | None) -> Sifted:
+        """The records of ``cut``, whole."""
+        documents, bad = _parsed(chunk, cut.data, cut.at)
+        return documents, bad + [too_long(place, self._most) for place in cut.too_long]
+
+    def describe(self, place: int) -> str:
+        """In words, where in its shard a record lies."""
+        return f"line at unpacked byte {place}"
+
+
+def _parsed(chunk: Chunk, data: bytes, at: int) -> Sifted:
+    """The records of ``chunk`` in whole lines, of which the first begins at byte ``at``; blank lines are no records."""
+    records: list[Record] = []
+    places: list[int] = []
+    bad: list[BadRecord] = []
+    for line in data.split(b"\n"):
+        if at == 0 and line.startswith(_BOM):
+            line, at = line[3:], 3
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            if line.strip():
+                where = f"(column {error.colno}); the line begins {line[:60]!r}"
+                bad.append(BadRecord("line", at, f"not valid JSON: {error.msg} {where}"))
+        else:
+            if type(record) is dict:
+                records.append(record)
+                places.append(at)
+            else:
+                bad.append(BadRecord("line", at, f"a line must be a JSON object; this one is {_kind(record)}"))
+        at += len(line) + 1
+    return Documents.of_values({RECORD: records}, origin_of(chunk.source, chunk.piece, places)), bad
+
+
 def _lines(store: Store, name: str, start: int, stop: int, size: int) -> tuple[bytes, int]:
     """The whole lines whose first byte lies in [start, stop), and the offset of the first; one read, as a rule."""
     begin = max(start - 1, 0)
     own = stop - begin
     data = store.read(name, begin, stop + _READ_ON_BYTES)
     if len(data) < own:
-        raise _cut(store.path(name), begin + len(data), size)
+        raise changed(store.path(name), begin + len(data), size)
     skip = 0
     if start:
         skip = data.find(b"\n", 0, own) + 1
@@ -142,15 +174,8 @@ def _line_start(file: BinaryIO, border: int, size: int) -> int:
         at += len(data)
         block = min(2 * block, _READ_ON_BYTES)
     if (end := file.seek(0, SEEK_END)) < size:
-        raise _cut(file.name, end, size)
+        raise changed(file.name, end, size)
     return size
-
-
-def _cut(path: str, end: int, size: int) -> SourceError:
-    return SourceError(
-        f"{path!r} ends at byte {end}, but had {size} bytes when the job "
-        "began: the file was changed or cut while the job runs."
-    )
 
 
 def _kind(value: object) -> str:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ..errors import SourceError
 from .formats import FORMATS, SUFFIXES
+from .packings import PACKINGS
 from .pattern import Pattern
 from .store import Store
 from .walk import File, LeftOut, Reason, Walk
@@ -43,10 +44,12 @@ def list_files(source: str, path: str, store: Store, below: Pattern | str) -> Li
         more = f" There are {len(problems) - 1:,} more such names." * (len(problems) > 1)
         raise SourceError(f"source {source!r}: {str(store.root / problems[0][0])!r} {problems[0][1]}{more}")
     if walk.packed:
-        titles = " and ".join(of.title for of in FORMATS.values())
+        titles = ", ".join(of.title for of in FORMATS.values() if of.cutter)
+        suffixes = ", ".join(packing.suffix for packing in PACKINGS)
         raise SourceError(
-            f"source {source!r}: {min(walk.packed)!r} is compressed ({len(walk.packed)} such files at {path!r}); "
-            f"this version reads plain {titles}. Unpack them, or convert them to Parquet."
+            f"source {source!r}: {min(walk.packed)!r} is compressed in a way that is not read ({len(walk.packed)} such "
+            f"files at {path!r}). Files of {titles} may be packed as {suffixes}, others not. Unpack them, or convert "
+            "them to Parquet."
         )
     files, second = once(files)
     left_out = tuple(sorted([*walk.left_out, *second], key=lambda left: left.name.encode("utf-8", "surrogateescape")))

@@ -15,6 +15,7 @@ class SourceConfig:
     weight: float = setting(
         1.0, "Share of tokens, relative to the other weights; above 0. Give one to every source, or to none."
     )
+    delimiter: str = setting("", "Of CSV: what stands between fields. Empty: a tab in `.tsv` files, else a comma.")
     field: str = setting("text", "Name of the record's text field (JSONL) or column (Parquet).")
     split: str = setting(
         "",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -15,10 +16,13 @@ import numpy as np
 from ..bad_records import Sifted
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
+from ..plan.slices import NEXT
 from ..records import Contents
 from .files import Manifest, list_source
-from .formats import reader_class
+from .formats import FORMATS, loaded
+from .packings import packing_of
 from .retry import with_retries
+from .sequential import Cut, SequentialReader
 from .settings import SourceConfig
 
 T = TypeVar("T")
@@ -49,6 +53,8 @@ class Source:
 
     def where(self, chunk: Chunk) -> str:
         """In words, what ``chunk`` is a part of: source, file and place."""
+        if chunk.piece == NEXT:
+            return f"source {self.name!r}, the next slice of its files"
         path = self.reader.manifest.path(self.reader.shard_of(chunk.piece))
         return f"source {self.name!r}, file {str(path)!r}, {self.reader.span(chunk)}"
 
@@ -56,29 +62,39 @@ class Source:
         """Raise ``SourceError`` unless the file of ``piece`` is there; a list of another rank is compared with it."""
         manifest = self.reader.manifest
         name = manifest.shards[self.reader.shard_of(piece)].name
-        self._read(piece, "the version", lambda: manifest.store.version(name))
+        self.tried(piece, "the version", lambda: manifest.store.version(name))
 
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The units of whole records: from the one that holds ``unit`` on, ``num_bytes`` or more of them."""
-        return self._read(piece, f"the records at {unit:,}", lambda: self.reader.around(piece, unit, num_bytes))
+        return self.tried(piece, f"the records at {unit:,}", lambda: self.reader.around(piece, unit, num_bytes))
 
     def weigh(self, piece: int, borders: np.ndarray) -> np.ndarray:
         """Planned bytes of what begins in each range [borders[i], borders[i + 1]) of ``piece``, int64 [ranges].
 
         Bytes of lines (JSONL), or of text or ids (Parquet), by looking and not by the mean of the piece.
         """
-        return self._read(piece, "the sizes of records", lambda: self.reader.weigh(piece, borders))
+        return self.tried(piece, "the sizes of records", lambda: self.reader.weigh(piece, borders))
 
-    def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
-        """The documents of ``chunk``, not checked yet, in file order.
+    def read(self, chunk: Chunk, columns: frozenset[str] | None, cut: Cut | None = None) -> Sifted:
+        """The documents of ``chunk``, not checked yet, in file order. ``cut``: what was read of it, if it was.
 
         ``columns``: the fields that are wanted. Each is values of its name, or tokens "ids" where it holds token ids;
         or they are found in whole records (values ``RECORD``) where these cost no more. None asks for whole records,
         whose fields may be read when they are looked at.
         """
-        return self._read(chunk.piece, self.reader.span(chunk), lambda: self.reader.read(chunk, columns))
+        if cut is not None:
+            assert isinstance(self.reader, SequentialReader)
+            return self.reader.cutter.parse(chunk, cut, columns)
+        return self.tried(chunk.piece, self.reader.span(chunk), lambda: self.reader.read(chunk, columns))
 
-    def _read(self, piece: int, what: str, read: Callable[[], T]) -> T:
+    def lengths(self) -> np.ndarray:
+        """Unpacked bytes of each piece of a sequential source, int64 [pieces]: all of it is unpacked."""
+        reader = self.reader
+        assert isinstance(reader, SequentialReader)
+        pieces = range(len(reader.manifest.shards))
+        return np.array([self.tried(p, "its length", partial(reader.length, p)) for p in pieces], np.int64)
+
+    def tried(self, piece: int, what: str, read: Callable[[], T]) -> T:
         """``read()`` of a piece, tried again where it fails for a moment. Raises ``SourceError``."""
         manifest, shard = self.reader.manifest, self.reader.shard_of(piece)
         try:
@@ -90,8 +106,7 @@ class Source:
 
 def source_of(name: str, settings: SourceConfig, manifest: Manifest) -> Source:
     """The source ``name``, whose files are those of ``manifest``. Raises ``SourceError``."""
-    reader = reader_class(name, manifest.format)(manifest, settings)
-    return Source(name, settings.field, reader)
+    return Source(name, settings.field, _reader(name, manifest, settings))
 
 
 Opening = Callable[[str, SourceConfig], Source]
@@ -101,3 +116,12 @@ Opening = Callable[[str, SourceConfig], Source]
 def open_source(name: str, settings: SourceConfig) -> Source:
     """List, fingerprint and open the source ``name``. Raises ``SourceError``."""
     return source_of(name, settings, list_source(name, settings))
+
+
+def _reader(name: str, manifest: Manifest, settings: SourceConfig) -> Reader:
+    """What reads the files: at any place, or if one of them is packed, all of them from the front."""
+    of = FORMATS[manifest.format]
+    if of.reader and not any(packing_of(shard.name) for shard in manifest.shards):
+        reader: Reader = loaded(name, of, of.reader)(manifest, settings)
+        return reader
+    return SequentialReader(manifest, loaded(name, of, of.cutter)(manifest, settings, 2**26))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..progress import Progress
-from .formats import NAMED_SUFFIXES, SUFFIXES
+from .formats import SUFFIXES, format_of
 from .pattern import Pattern, States
 from .retry import with_retries
 
@@ -208,8 +208,7 @@ class Walk:
 
     def _kind(self, name: str) -> str | None:
         """The format that the ending of ``name`` says; None for another type."""
-        ending = _ending(name)
-        return NAMED_SUFFIXES[ending] if ending in self.pattern.named_suffixes else SUFFIXES.get(ending)
+        return format_of(name, self.pattern.named_suffixes)
 
     def _trouble(self, full: str, error: OSError) -> None:
         self.problems.append((full, trouble(Path(self._prefix + full), error)))

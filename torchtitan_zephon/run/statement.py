@@ -16,6 +16,7 @@ from typing import Any
 
 from ..plan.chunking import ChunkTable
 from ..plan.layout import Layout
+from ..plan.slices import SliceTable
 from ..program import Program
 from ..read.formats import FORMATS
 from ..state import Snapshot, StreamState
@@ -90,7 +91,7 @@ def _read(program: Program, backend: str, layout: Layout) -> dict[str, Table]:
     }
 
 
-def pieces_text(table: ChunkTable) -> str:
+def pieces_text(table: ChunkTable | SliceTable) -> str:
     """What the files of a source consist of. All ranks have one list of them, and each finds their row groups."""
     pieces = table.pieces
     digest = hashlib.blake2b(pieces.sizes.tobytes() + pieces.units.tobytes(), digest_size=8).hexdigest()

@@ -78,15 +78,21 @@ def _taken(exchange: Exchange, rank: str) -> TakenListing:
 
 
 def look_at_first_segments(program: Program, at: Snapshot) -> None:
-    """Raise ``SourceError`` unless all files of the segments that the lanes of ``at`` are in are there as listed."""
+    """Raise ``SourceError`` unless all files of the segments that the lanes of ``at`` are in are there as listed.
+
+    Of a source that is read from the front it is the file at hand.
+    """
     assert at.stream.tokens_per_mib is not None
     rates = [at.stream.tokens_per_mib[name] for name in program.names]
     states = {state.lane: state for state in at.lanes}
     pieces: dict[tuple[int, int], int] = {}
     for number, lane in program.lanes(states, rates).items():
-        place, shares = lane.plan.begin(tuple(states[number].start.sources.values()))
+        start = states[number].start
+        tapes = program.tapes(lane.plan, start.tapes)
+        place, shares = lane.plan.begin(tuple(start.sources.values()))
         while (step := lane.plan.next(place, shares)) is not None:
-            s, piece, place = step.chunk.source, step.chunk.piece, step.behind
+            s, place = step.chunk.source, step.behind
+            piece = tapes[s].piece if s in tapes else step.chunk.piece
             pieces.setdefault((s, program.sources[s].reader.shard_of(piece)), piece)
             if step.ends:
                 break
