@@ -17,7 +17,7 @@ from ..plan.slices import SliceTable
 from ..program import Program
 from ..read.files import Manifest
 from ..read.sequential import SequentialReader
-from ..read.source import Source
+from ..read.source import Opening, Source, open_source
 from .feed import compiled
 from .findings import Finding, always
 
@@ -87,13 +87,14 @@ class Reading:
         seq_len: int | None,
         vocab_size: int | None,
         sampled: bool = True,
+        opening: Opening = open_source,
     ) -> None:
         """``load`` reads the tokenizer. ``seq_len`` and ``vocab_size`` (of the model) are None where not known.
 
-        ``sampled``: whether a sample of the records is measured, as where a stream begins.
+        ``sampled``: whether a sample of the records is measured, as where a stream begins. ``opening``: of sources.
         """
         self.recipe, self.load, self.backend = recipe, load, backend
-        self.seq_len, self.vocab_size, self.sampled = seq_len, vocab_size, sampled
+        self.seq_len, self.vocab_size, self.sampled, self.opening = seq_len, vocab_size, sampled, opening
         self.tokenize: Tokenize | None = None
         self.program: Program | None = None
         self.sources: tuple[SourceFacts, ...] = ()
@@ -106,7 +107,7 @@ class Reading:
     def compiled(self, recipe: Recipe) -> Program:
         """The program of ``recipe``, which is this one or a part of it."""
         assert self.tokenize is not None and self.seq_len is not None
-        return compiled(recipe, self.seq_len, self.tokenize.spec, self.backend)
+        return compiled(recipe, self.seq_len, self.tokenize.spec, self.backend, self.opening)
 
 
 def _load_tokenizer(reading: Reading) -> None:
