@@ -80,7 +80,7 @@ ALLOWED: dict[str, set[str]] = {
     # What the loader's process is told, and the script that it starts from.
     "run.messages": {"config", "ops.tokenize", "ops.functions", "plan.layout", "state", "records", "errors"},
     "run.boot": {"run.child"},
-    "pipeline": {"config", "plan", "ops", "read", "program", "run", "records", "errors"},
+    "pipeline": {"config", "settings", "plan", "ops", "read", "program", "run", "records", "errors"},
     "__init__": {"config", "pipeline", "run", "records", "errors"},
     "metrics": {"run", "records"},
     # The module that stock TorchTitan 0.3.0 looks for in a package of configurations.

@@ -47,7 +47,15 @@ OTHER: dict[type, dict[str, Any]] = {
         "allow_changes": ["global_batch_size"],
         "ledger": "out",
     },
-    SourceConfig: {"path": "a.jsonl", "weight": 2.5, "field": "content"},
+    SourceConfig: {
+        "path": "a.jsonl",
+        "weight": 2.5,
+        "field": "content",
+        "format": "tokens",
+        "record": "file",
+        "dtype": "uint16",
+        "document_end": 50256,
+    },
 }
 KEYS = [(cls, field.name) for cls in OTHER for field in dataclasses.fields(cls)]
 RANGES = [
@@ -83,7 +91,9 @@ def test_a_misspelt_key_is_refused_with_the_right_one(cls: type, key: str) -> No
 
 
 def test_a_key_like_no_other_is_refused_with_all_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"no such key\. Valid: field, path, weight\."):
+    with pytest.raises(
+        ConfigError, match=r"no such key\. Valid: document_end, dtype, field, format, path, record, weight\."
+    ):
         from_table(SourceConfig, {"qqq": 1}, "job")
 
 

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence as Seq
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from .plan.segments import LanePlan
 from .read.files import Manifest, shared_files
 from .read.source import Source, open_source
 from .records import Documents, Packet
+from .settings import identity_of
 from .state import recipe_hash
 
 STREAM_FORMAT = 2
@@ -258,12 +259,15 @@ def compile_program(
     how = cut if recipe.repeat else cut_pass
     tables = tuple(how(i, s.reader.pieces(), recipe.chunk_bytes, recipe.lanes) for i, s in enumerate(sources))
     identity = _identity(recipe, seq_len, sources, tokenizer, functions)
+    made = tokenize(tokenizer, backend)
+    for source in sources:
+        source.refuse_narrow_ids(made.largest_id())
     return Program(
         recipe=recipe,
         seq_len=seq_len,
         sources=sources,
         tables=tables,
-        tokenize=tokenize(tokenizer, backend),
+        tokenize=made,
         functions=functions,
         identity=identity,
     )
@@ -286,11 +290,10 @@ def _identity(
     """The recipe as plain values. Left out on purpose: source folders (only content matters), workers, prefetch and
     ledger (speed and reporting), dp degree and local batch (which rank reads, not what is read)."""
     weights = integer_weights({s.name: recipe.sources[s.name].weight for s in sources})
-    plain = {f.name: getattr(recipe, f.name) for f in fields(recipe) if f.metadata["in_identity"]}
     return {
         "stream_format": STREAM_FORMAT,
         "seq_len": seq_len,
-        **plain,
+        **identity_of(recipe),
         "shuffle_seed": _shuffle_seed(recipe),
         "tokenizer": tokenizer.identity,
         "functions": [f"{f.kind} {f.identity}" for f in functions],
@@ -300,6 +303,7 @@ def _identity(
                 "format": s.reader.manifest.format,
                 "weight": weight / 2**32,
                 "shards": _shards(s.reader.manifest),
+                **identity_of(recipe.sources[s.name]),
             }
             for s, weight in zip(sources, weights, strict=True)
         },

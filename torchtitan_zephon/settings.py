@@ -26,16 +26,27 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     choices: Collection[str] = (),
-    in_identity: bool = True,
+    in_identity: bool | Literal["unless_default"] = True,
 ) -> Any:
     """A dataclass field with its documentation and its allowed range (both ends included), or its ``choices``.
 
-    ``in_identity``: of a recipe, whether a checkpoint compares it by itself; else something else there says it.
+    ``in_identity``: of a recipe, whether a checkpoint compares it by itself; else something else there says it, or it
+    decides no byte. "unless_default": a checkpoint names it only where it is not the default, as older ones do not.
     """
     metadata = {"doc": doc, "low": low, "high": high, "choices": choices, "in_identity": in_identity}
     if isinstance(default, (dict, list)):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def identity_of(config: Any) -> dict[str, Any]:
+    """The fields of ``config`` that a checkpoint compares, by name."""
+    found = {}
+    for f in dataclasses.fields(config):
+        how, value = f.metadata["in_identity"], getattr(config, f.name)
+        if how is True or (how == "unless_default" and value != f.default):
+            found[f.name] = value
+    return found
 
 
 def check_fields(config: Any, where: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.scenarios import global_batches, small_pipeline, texts_of, write_jsonl
-from torchtitan_zephon import SourceConfig, SourceError
+from torchtitan_zephon import SourceError
 from torchtitan_zephon.read.files import Manifest, list_source
 from torchtitan_zephon.read.listing import left_out_text, once
 from torchtitan_zephon.read.settings import SourceConfig

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..errors import SourceError
 from .folders import refuse_revisions, refuse_splits, refuse_tables
-from .formats import NAMED_SUFFIXES, SUFFIXES
+from .formats import check_format, named_suffixes, suffixes
 from .listing import SHOWN_NAMES, left_out_text, list_files
 from .sample import sample
 from .settings import SourceConfig
@@ -82,9 +82,10 @@ def list_source(name: str, settings: SourceConfig) -> Manifest:
             f"source {name!r}: {path!r} is a remote path; this version reads local files only. "
             "Download it first, then give the folder."
         )
-    root, files, left_out, tables = list_files(name, path)
+    check_format(name, settings.format)
+    root, files, left_out, tables = list_files(name, path, settings.format)
     names = [file.name for file in files]
-    kind = _format(name, path, root, names)
+    kind = settings.format or _format(name, path, root, names)
     if kind == "parquet":
         refuse_tables(name, root, tables, names)
     refuse_revisions(name, root, names)
@@ -98,12 +99,12 @@ def list_source(name: str, settings: SourceConfig) -> Manifest:
 
 def _format(name: str, path: str, root: Path, names: list[str]) -> str:
     """The one format of all files."""
-    suffixes = {f".{name.rpartition('.')[2].lower()}" for name in names}
-    formats = {(SUFFIXES | NAMED_SUFFIXES)[suffix] for suffix in suffixes}
-    if len(formats) > 1:
+    known = {**suffixes(), **named_suffixes()}
+    found = {known[f".{name.rpartition('.')[2].lower()}"] for name in names}
+    if len(found) > 1:
         raise SourceError(
-            f"source {name!r}: {path!r} holds both {' and '.join(sorted(formats))} files, and each record would be "
+            f"source {name!r}: {path!r} holds both {' and '.join(sorted(found))} files, and each record would be "
             "read twice if they are two copies. Name one kind with a glob, such as "
             f"{f'{root}/**/*.parquet'!r}."
         )
-    return formats.pop()
+    return found.pop()

@@ -22,7 +22,7 @@ from ..records import Contents
 from . import sizes
 from .files import Manifest
 from .footers import Footer, Footers
-from .ids import is_ids
+from .ids import is_ids, largest_of
 from .retry import with_retries
 from .sizes import TEXTS
 
@@ -55,6 +55,7 @@ class RowGroups:
 
     def __init__(self, manifest: Manifest, field: str) -> None:
         self.contents: Contents = "text"
+        self.largest_id: int | None = None
         self.columns: list[tuple[str, ...]] = []
         self._manifest = manifest
         self._field = field
@@ -122,6 +123,7 @@ class RowGroups:
                 f"{str(path)!r}: column {self._field!r} holds {kind}, neither text (string) nor token ids (list, "
                 "large_list or fixed_size_list of integers)."
             )
+        self.largest_id = max(self.largest_id or 0, largest_of(kind))
         return "ids"
 
     def _refuse_encrypted(self, shard: int, footer: Footer, group: int) -> None:

@@ -12,6 +12,11 @@ def is_ids(kind: pa.DataType) -> bool:
     return any(of(kind) for of in lists) and pa.types.is_integer(kind.value_type)
 
 
+def largest_of(kind: pa.DataType) -> int:
+    """The largest id that lists of this type can hold."""
+    return int(np.iinfo(str(kind.value_type)).max)
+
+
 def numbers(array: pa.Array) -> np.ndarray:
     """An array of integers, without a copy; what stands for a null is undefined.
 

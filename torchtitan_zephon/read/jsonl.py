@@ -31,6 +31,7 @@ class JsonlReader:
     """Reads the chunks of one JSONL source; stateless, so safe in any thread."""
 
     contents: Contents = "text"
+    largest_id = None
 
     def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
         self.manifest = manifest

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import SourceError
-from .formats import FORMATS, SUFFIXES
+from .formats import formats, own_suffixes, suffixes
 from .pattern import root_of
 from .store import LocalStore
 from .walk import File, LeftOut, Reason, Walk
@@ -32,9 +32,9 @@ class Listing(NamedTuple):
     tables: set[str]
 
 
-def list_files(source: str, path: str) -> Listing:
+def list_files(source: str, path: str, format: str = "") -> Listing:
     """All files that ``path`` stands for. Raises ``SourceError`` for none, and for what cannot be read or is packed."""
-    root, below = root_of(source, path)
+    root, below = root_of(source, path, format)
     walk = LocalStore(root).list(below)
     files = [_named_in_utf8(walk, file) for file in walk.files]
     if walk.problems:
@@ -42,7 +42,7 @@ def list_files(source: str, path: str) -> Listing:
         more = f" There are {len(problems) - 1:,} more such names." * (len(problems) > 1)
         raise SourceError(f"source {source!r}: {str(root / problems[0][0])!r} {problems[0][1]}{more}")
     if walk.packed:
-        titles = " and ".join(of.title for of in FORMATS.values())
+        titles = " and ".join(of.title for of in formats().values())
         raise SourceError(
             f"source {source!r}: {min(walk.packed)!r} is compressed ({len(walk.packed)} such files at {path!r}); "
             f"this version reads plain {titles}. Unpack them, or convert them to Parquet."
@@ -50,7 +50,7 @@ def list_files(source: str, path: str) -> Listing:
     files, second = once(files)
     left_out = tuple(sorted([*walk.left_out, *second], key=lambda left: left.name.encode("utf-8", "surrogateescape")))
     if not files:
-        raise _nothing(source, path, left_out)
+        raise _nothing(source, path, format, left_out)
     return Listing(root, files, left_out, walk.tables)
 
 
@@ -98,7 +98,7 @@ def _named_in_utf8(walk: Walk, file: File) -> File:
     return file._replace(name=name)
 
 
-def _nothing(source: str, path: str, left_out: tuple[LeftOut, ...]) -> SourceError:
+def _nothing(source: str, path: str, format: str, left_out: tuple[LeftOut, ...]) -> SourceError:
     types = [left.name for left in left_out if left.reason is Reason.OTHER_TYPE]
     kinds = sorted({Path(name).suffix or Path(name).name for name in types})[:8]
     others = tuple(left for left in left_out if left.reason is not Reason.OTHER_TYPE)
@@ -107,9 +107,15 @@ def _nothing(source: str, path: str, left_out: tuple[LeftOut, ...]) -> SourceErr
     ways = []
     if ".json" in kinds:
         ways.append(" A .json file with one record a line is read if the path names it, as in FOLDER/*.json.")
+    if not format:
+        ways += [
+            f" A {kind} file is read with {' or '.join(stated)}, which its ending does not say."
+            for kind in kinds
+            if (stated := [f'format = "{name}"' for name, of in formats().items() if kind in of.stated_suffixes])
+        ]
     if any(left.reason is Reason.FOLDER for left in others):
         ways.append(" To read what is in a folder that a glob matches, add /** to the glob.")
     return SourceError(
-        f"source {source!r}: no {', '.join(SUFFIXES)} file at {path!r} ({'; '.join(found) or 'it is empty'})."
-        + "".join(ways)
+        f"source {source!r}: no {', '.join(sorted(own_suffixes(format)) if format else suffixes())} file at {path!r} "
+        f"({'; '.join(found) or 'it is empty'})." + "".join(ways)
     )

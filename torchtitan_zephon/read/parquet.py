@@ -39,6 +39,7 @@ class ParquetReader:
         self._field = settings.field
         self._groups = RowGroups(manifest, self._field)
         self.contents: Contents = self._groups.contents
+        self.largest_id = self._groups.largest_id
         self._asked = frozenset({self._field})
         """Columns that functions asked for; they are read together from then on. A note that two threads write at once
         may be lost, and is made again."""

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import SourceError
+from .formats import formats, other_format
 from .retry import with_retries
 from .store import Store
 from .walk import File, trouble
@@ -87,6 +88,8 @@ def _problem(kind: str, head: bytes) -> str | None:
     for begin, what in _POINTERS.items():
         if head.startswith(begin):
             return f"is a pointer {what}, which puts the file itself in its place."
+    if other := other_format(kind, head):
+        return f"begins with {head[:8]!r}, as {other} does: it is no {formats()[kind].title} file."
     if kind == "jsonl" and head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         return (
             f"begins with {head[:20]!r}: it is one JSON array, or a line of it is, where each line must be an object. "

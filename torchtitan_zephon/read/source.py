@@ -25,10 +25,12 @@ T = TypeVar("T")
 
 
 class Reader(Protocol):
-    """What a format must offer; one class a format, one file each. ``contents``: what the source's field holds."""
+    """What a format must offer; one class a format, one file each. ``contents``: what the source's field holds;
+    ``largest_id``: the largest number that its column or file of token ids can hold, None of text."""
 
     manifest: Manifest
     contents: Contents
+    largest_id: int | None
 
     def pieces(self) -> Pieces: ...
     def shard_of(self, piece: int) -> int: ...
@@ -46,6 +48,16 @@ class Source:
     name: str
     field: str
     reader: Reader
+
+    def refuse_narrow_ids(self, largest_id: int) -> None:
+        """Raise ``SourceError`` for token ids of a type that cannot hold those of the tokenizer."""
+        holds = self.reader.largest_id
+        if holds is not None and holds < largest_id:
+            raise SourceError(
+                f"source {self.name!r}: its token ids are of a type that ends at {holds:,}, and the tokenizer's ids "
+                f"end at {largest_id:,}, so larger ones were cut to other ids, or they are of another tokenizer. Name "
+                "the tokenizer that made them, or write them anew as uint32."
+            )
 
     def where(self, chunk: Chunk) -> str:
         """In words, what ``chunk`` is a part of: source, file and place."""

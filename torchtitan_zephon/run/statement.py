@@ -16,7 +16,7 @@ from typing import Any
 
 from ..plan.layout import Layout
 from ..program import Program
-from ..read.formats import FORMATS
+from ..read.formats import formats as known_formats
 from ..state import Snapshot, StreamState
 
 Table = dict[str, str]
@@ -92,7 +92,7 @@ def _read(program: Program, backend: str, layout: Layout) -> dict[str, Table]:
 
 def _versions(formats: Iterable[str], backend: str) -> Table:
     """What is installed of the packages that make tokens of this job's files."""
-    packages = {"torchtitan_zephon", "tokenizers", *(FORMATS[name].package for name in formats)}
+    packages = {"torchtitan_zephon", "tokenizers", *(known_formats()[name].package for name in formats)}
     if backend != "hf":
         packages.add(backend)
     return {"tokenizer_backend": backend, **{f"version of {name}": _version(name) for name in sorted(packages)}}
