@@ -38,6 +38,7 @@ class Format(NamedTuple):
 FORMATS = {
     "jsonl": Format("JSONL", ".jsonl:JsonlReader", "orjson", (".jsonl", ".ndjson"), (".json",)),
     "parquet": Format("Parquet", ".parquet:ParquetReader", "pyarrow", (".parquet",), begins=(b"PAR1", b"PARE")),
+    "arrow": Format("Arrow", ".arrow:ArrowReader", "pyarrow", (".arrow", ".arrows", ".feather"), begins=(b"ARROW1",)),
     "tokens": Format("token", ".tokens:TokensReader", "numpy", (".npy",), stated_suffixes=(".bin",)),
 }
 

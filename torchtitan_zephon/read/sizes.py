@@ -26,8 +26,6 @@ ROW_BYTES = 4
 MEASURED_SHARDS = 512
 """Most files in which row groups are measured: opening one again costs about 0.3 ms."""
 ID_BYTES = 4
-TEXTS = ("string", "large_string", "string_view")
-"""Arrow types of text, as words: older versions of pyarrow have no name for the last."""
 _NEAREST = 2
 _PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}  # the last two hold where the nulls are
 _LENGTH_BYTES = 4
@@ -119,8 +117,8 @@ def _text_lengths(column: pa.Array) -> np.ndarray:
     if not len(column):
         return np.zeros(0, np.int64)
     places = column.buffers()[1]  # where each text ends; or, of a view, 4 numbers: its length and where it is
-    if str(column.type) == "string_view":
+    if str(column.type).endswith("_view"):
         return np.frombuffer(places, np.int32, 4 * len(column), 16 * column.offset)[::4].astype(np.int64)
-    kind = np.dtype(np.int64 if pa.types.is_large_string(column.type) else np.int32)
+    kind = np.dtype(np.int64 if str(column.type).startswith("large") else np.int32)
     ends = np.frombuffer(places, kind, len(column) + 1, kind.itemsize * column.offset)
     return np.diff(ends.astype(np.int64))
