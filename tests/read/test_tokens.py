@@ -44,13 +44,13 @@ def opened(path: Path, **settings: Any) -> Source:
     return open_source("s", SourceConfig(path=str(path), **settings))
 
 
-def read_all(source: Source, chunk_bytes: int) -> list[list[int]]:
+def read_all(source: Source, chunk_bytes: int, field: str = "text") -> list[list[int]]:
     """All documents of one epoch, in file order, chunk by chunk."""
     found = []
     for piece, size in enumerate(source.reader.pieces().units.tolist()):
         for start in range(0, size, chunk_bytes):
             chunk = Chunk(0, 0, 0, piece, start, min(size, start + chunk_bytes), 1)
-            documents, bad = source.read(chunk, IDS)
+            documents, bad = source.read(chunk, frozenset({field}))
             assert not bad
             found += [
                 documents.ids[a:b].tolist() for a, b in zip(documents.offsets, documents.offsets[1:], strict=False)

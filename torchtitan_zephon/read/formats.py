@@ -39,6 +39,8 @@ FORMATS = {
     "jsonl": Format("JSONL", ".jsonl:JsonlReader", "orjson", (".jsonl", ".ndjson"), (".json",)),
     "parquet": Format("Parquet", ".parquet:ParquetReader", "pyarrow", (".parquet",), begins=(b"PAR1", b"PARE")),
     "arrow": Format("Arrow", ".arrow:ArrowReader", "pyarrow", (".arrow", ".arrows", ".feather"), begins=(b"ARROW1",)),
+    "mds": Format("MDS", ".mds:MdsReader", "numpy", (".mds",)),
+    "megatron": Format("Megatron", ".megatron:MegatronReader", "numpy", stated_suffixes=(".bin",)),
     "tokens": Format("token", ".tokens:TokensReader", "numpy", (".npy",), stated_suffixes=(".bin",)),
 }
 

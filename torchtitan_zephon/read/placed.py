@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from ..bad_records import Sifted
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
-from ..records import Contents
+from ..records import RECORD, Contents, Documents, origin_of
 from .files import Manifest
 from .formats import formats
 from .settings import SourceConfig
@@ -39,10 +39,17 @@ class Places(Protocol):
         """Where the record at ``place`` begins; of the end, the size of the file."""
 
 
-class Numbered(NamedTuple):
-    """Records that are found by number: ``begins``, rising, and the size of the file."""
+class Begins(Protocol):
+    """Where records begin, by number; rising."""
 
-    begins: Sequence[int]
+    def __len__(self) -> int: ...
+    def __getitem__(self, number: int, /) -> int: ...
+
+
+class Numbered(NamedTuple):
+    """Records that are found by number, and the size of their file."""
+
+    begins: Begins
     size: int
 
     def after(self, byte: int) -> int:
@@ -126,11 +133,26 @@ class PlacedReader(ABC):
         return self.manifest.store.path(self.manifest.shards[shard].name)
 
     def bytes_of(self, shard: int, start: int, stop: int) -> bytes:
-        """The bytes [start, stop) of a file. Raises ``SourceError`` if it ends before."""
-        data = self.manifest.store.read(self.manifest.shards[shard].name, start, stop)
+        """The bytes [start, stop) of a shard. Raises ``SourceError`` if it ends before."""
+        return self.part_of(self.manifest.shards[shard].name, start, stop)
+
+    def part_of(self, name: str, start: int, stop: int) -> bytes:
+        """The same of any file of the source."""
+        data = self.manifest.store.read(name, start, stop)
         if len(data) < stop - start:
             raise SourceError(
-                f"{self.path(shard)!r} ends at byte {start + len(data):,}, and {stop:,} are needed: it was cut, or "
+                f"{self.manifest.store.path(name)!r} ends at byte {start + len(data):,}, and {stop:,} are needed: it was cut, or "
                 "changed while the job runs. Write it anew, or leave it out."
             )
         return data
+
+
+def documents_of(
+    chunk: Chunk, ids: np.ndarray, offsets: np.ndarray, places: np.ndarray, field: str, columns: frozenset[str] | None
+) -> Documents:
+    """Documents of token ids, laid end to end; as whole records, each an array in ``field``, where no columns are."""
+    origin = origin_of(chunk.source, chunk.piece, places)
+    if columns is None:
+        records = [{field: part} for part in np.split(ids, offsets[1:])[: len(places)]]
+        return Documents.of_values({RECORD: records}, origin)
+    return replace(Documents.of_values({}, origin), tokens={"ids": ids}, offsets=offsets)

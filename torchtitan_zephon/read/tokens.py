@@ -8,7 +8,6 @@ ids go to the packer as they stand in the file. A place is the number of a docum
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,9 +15,9 @@ import numpy as np
 from ..bad_records import Sifted
 from ..errors import SourceError
 from ..plan.chunking import Chunk
-from ..records import RECORD, Contents, Documents, origin_of
+from ..records import Contents
 from .files import Manifest
-from .placed import PlacedReader
+from .placed import PlacedReader, documents_of
 from .retry import with_retries
 from .settings import SourceConfig
 from .token_files import Layout, layout_of
@@ -128,11 +127,7 @@ class TokensReader(PlacedReader):
         places = self.places(chunk.piece)
         ids = self._ids(chunk.piece, self._layout(chunk.piece), first, stop)
         offsets = places.offsets(ids)
-        origin = origin_of(chunk.source, chunk.piece, first + offsets[:-1])
-        if columns is None:
-            values = [{self._field: ids[a:b]} for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
-            return Documents.of_values({RECORD: values}, origin), []
-        return replace(Documents.of_values({}, origin), tokens={"ids": ids}, offsets=offsets), []
+        return documents_of(chunk, ids, offsets, first + offsets[:-1], self._field, columns), []
 
     def describe(self, place: int) -> str:
         """As ``PlacedReader``."""
