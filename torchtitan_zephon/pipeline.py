@@ -135,19 +135,23 @@ class Pipeline:
         self,
         *,
         tokenizer_id: str,
-        field: str = "text",
+        field: str | list[str] = "text",
+        template: str = "",
         parallelism: int = 2,
         add_bos: bool = True,
         add_eos: bool = True,
         special_tokens_in_text: Literal["plain", "parse"] = "plain",
     ) -> Pipeline:
-        """Tokenise ``field`` with the tokenizer in a folder, a file or on the hub, on ``parallelism`` threads."""
+        """Tokenise ``field`` with the tokenizer in a folder, a file or on the hub, on ``parallelism`` threads.
+
+        ``field``, or ``template`` in its place, as for a source in ``docs/configuration.md``.
+        """
         recipe = replace(
             self._recipe,
             add_bos=add_bos,
             add_eos=add_eos,
             special_tokens_in_text=special_tokens_in_text,
-            sources={n: replace(s, field=field) for n, s in self._recipe.sources.items()},
+            sources={n: replace(s, field=field, template=template) for n, s in self._recipe.sources.items()},
         )
         return self._with(
             _recipe=recipe, _tokenizer_id=str(tokenizer_id), _settings=replace(self._settings, workers=parallelism)
@@ -181,6 +185,9 @@ class Pipeline:
         global_batch_size: int | None = None,
         flush_every_sequences: int | None = None,
         shares: Literal["measured", "estimated"] | None = None,
+        on_bad_record: Literal["error", "skip"] | None = None,
+        max_bad_fraction: float | None = None,
+        max_record_bytes: int | None = None,
         workers: int | None = None,
         runner: Literal["thread", "process"] | None = None,
         prefetch_bytes: int | None = None,
@@ -189,8 +196,15 @@ class Pipeline:
         tokenizer_backend: Literal["auto", "hf", "fastokens"] | None = None,
         ledger: str | None = None,
     ) -> Pipeline:
-        """The stream's shape (first four), then speed and reporting. What is None stays as it was."""
-        stream = {"lanes": lanes, "flush_every_sequences": flush_every_sequences, "shares": shares}
+        """The stream's shape, bad records, then speed and reporting. What is None stays as it was."""
+        stream = {
+            "lanes": lanes,
+            "flush_every_sequences": flush_every_sequences,
+            "shares": shares,
+            "on_bad_record": on_bad_record,
+            "max_bad_fraction": max_bad_fraction,
+            "max_record_bytes": max_record_bytes,
+        }
         run = {
             "workers": workers,
             "runner": runner,

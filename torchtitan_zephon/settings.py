@@ -40,13 +40,10 @@ def setting(
 
 
 def identity_of(config: Any) -> dict[str, Any]:
-    """The fields of ``config`` that a checkpoint compares, by name."""
-    found = {}
-    for f in dataclasses.fields(config):
-        how, value = f.metadata["in_identity"], getattr(config, f.name)
-        if how is True or (how == "unless_default" and value != f.default):
-            found[f.name] = value
-    return found
+    """The fields of ``config`` that a checkpoint compares, see ``setting``."""
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.metadata["in_identity"]}
+    optional = {f.name: f for f in dataclasses.fields(config) if f.metadata["in_identity"] == "unless_default"}
+    return {name: value for name, value in values.items() if name not in optional or value != optional[name].default}
 
 
 def check_fields(config: Any, where: str) -> None:
@@ -136,13 +133,7 @@ def _coerced(value: Any, hint: Any, where: str, problems: Problems) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
             return None
-        options = [a for a in args if a is not type(None)]
-        for option in options:
-            try:
-                return coerce(value, option, where)
-            except ConfigError:
-                if option is options[-1]:
-                    raise
+        return _one_of(value, [a for a in args if a is not type(None)], where)
     if origin is list and isinstance(value, list):
         items = {f"[{i}]": v for i, v in enumerate(value)}
         return list(_each(items, args[0] if args else Any, where, problems).values())
@@ -155,8 +146,23 @@ def _coerced(value: Any, hint: Any, where: str, problems: Problems) -> Any:
         return float(value)
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    name = getattr(hint, "__name__", str(hint)) if origin is None else str(hint)
-    raise ConfigError(f"{where} = {value!r} is a {type(value).__name__}; expected {name}.")
+    raise ConfigError(f"{where} = {value!r} is a {type(value).__name__}; expected {_name(hint)}.")
+
+
+def _one_of(value: Any, hints: list[Any], where: str) -> Any:
+    """``value`` as the first of ``hints`` that it is."""
+    for hint in hints:
+        try:
+            return coerce(value, hint, where)
+        except ConfigError:
+            if len(hints) == 1 or (typing.get_origin(hint) is list and isinstance(value, list)):
+                raise  # it is of this kind, and what it holds is not
+    expected = " or ".join(map(_name, hints))
+    raise ConfigError(f"{where} = {value!r} is a {type(value).__name__}; expected {expected}.")
+
+
+def _name(hint: Any) -> str:
+    return getattr(hint, "__name__", str(hint)) if typing.get_origin(hint) is None else str(hint)
 
 
 def _each(items: Mapping[str, Any], hint: Any, where: str, problems: Problems) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def folder(path: Path, files: int, rows: int = 60) -> Path:
 
 
 def reader_of(path: Path) -> ParquetReader:
-    return ParquetReader(list_source("s", SourceConfig(path=str(path))), SourceConfig())
+    return ParquetReader(list_source("s", SourceConfig(path=str(path))), SourceConfig(), 2**26)
 
 
 def read_all(reader: ParquetReader) -> list[str]:

@@ -28,7 +28,7 @@ TEXTS = [text_of(n, 1 + n % 9) for n in range(5000)]
 
 
 def reader_of(path: Path) -> ParquetReader:
-    return ParquetReader(list_source("s", SourceConfig(path=str(path))), SourceConfig())
+    return ParquetReader(list_source("s", SourceConfig(path=str(path))), SourceConfig(), 2**26)
 
 
 def chunks_of(reader: ParquetReader, target_bytes: int = 4096) -> list[Chunk]:

@@ -39,8 +39,8 @@ class ArrowReader(PlacedReader):
 
     least_bytes = MARK_BYTES
 
-    def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
-        super().__init__(manifest, settings)
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
+        super().__init__(manifest, settings, max_record_bytes)
         self._messages = Kept(manifest, "the messages", self._find, lambda found: len(found.batches), KEPT_BATCHES)
         self._heads = Kept(manifest, "the dictionaries", self._head, lambda head: sum(map(len, head)), KEPT_HEAD_BYTES)
         store, shards = manifest.store, manifest.shards
@@ -53,7 +53,7 @@ class ArrowReader(PlacedReader):
             self.contents = contents
             if contents == "ids":
                 self.largest_id = max(self.largest_id or 0, largest_of(schema.field(self._field).type))
-        self._decoder = Decoder(self._field, self.contents, frozenset({self._field}))
+        self._decoder = Decoder(self._field, self.contents, max_record_bytes)
 
     def _find(self, shard: int) -> Messages:
         name, num_bytes, _ = self.manifest.shards[shard]

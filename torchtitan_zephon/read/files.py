@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..errors import SourceError
 from .folders import refuse_revisions, refuse_splits, refuse_tables
-from .formats import check_format, named_suffixes, suffixes
+from .formats import check_format, format_of
 from .listing import SHOWN_NAMES, left_out_text, list_files
 from .sample import sample
 from .settings import SourceConfig
@@ -99,12 +99,11 @@ def list_source(name: str, settings: SourceConfig) -> Manifest:
 
 def _format(name: str, path: str, root: Path, names: list[str]) -> str:
     """The one format of all files."""
-    known = {**suffixes(), **named_suffixes()}
-    found = {known[f".{name.rpartition('.')[2].lower()}"] for name in names}
-    if len(found) > 1:
+    formats = {kind for name in names if (kind := format_of(name))}
+    if len(formats) > 1:
         raise SourceError(
-            f"source {name!r}: {path!r} holds both {' and '.join(sorted(found))} files, and each record would be "
+            f"source {name!r}: {path!r} holds both {' and '.join(sorted(formats))} files, and each record would be "
             "read twice if they are two copies. Name one kind with a glob, such as "
             f"{f'{root}/**/*.parquet'!r}."
         )
-    return found.pop()
+    return formats.pop()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import metadata
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..errors import SourceError, nearest
+from .packings import unpacked_name
 
 ENTRY_POINTS = "torchtitan_zephon.formats"
 
@@ -20,15 +21,19 @@ ENTRY_POINTS = "torchtitan_zephon.formats"
 class Format(NamedTuple):
     """What is known of a format without its reader.
 
-    ``reader``: what makes its reader of a manifest and the source's settings, as "module:name". ``package``: what
-    parses it. ``suffixes``: endings of its files. ``named_suffixes``: endings that are common for other data too, so
-    they are read only where the path itself names them. ``stated_suffixes``: endings that do not say what a file is, so
-    they are read only where the source says ``format = "..."``. ``begins``: how its files may begin, if always alike.
+    ``package``: what parses it. ``reader``: the class of its reader, as "module:class"; it takes a manifest, the
+    source's settings and the most bytes of a record. ``cutter``: the class for files that are read from the front, made
+    likewise. A format has one of them or both; one with a cutter may be packed.
+
+    ``suffixes``: endings of its files. ``named_suffixes``: endings that are common for other data too, so they are read
+    only where the path itself names them. ``stated_suffixes``: endings that do not say what a file is, so they are read
+    only where the source says ``format = "..."``. ``begins``: how its files may begin, if always alike.
     """
 
     title: str
-    reader: str
     package: str
+    reader: str = ""
+    cutter: str = ""
     suffixes: tuple[str, ...] = ()
     named_suffixes: tuple[str, ...] = ()
     stated_suffixes: tuple[str, ...] = ()
@@ -36,12 +41,25 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "jsonl": Format("JSONL", ".jsonl:JsonlReader", "orjson", (".jsonl", ".ndjson"), (".json",)),
-    "parquet": Format("Parquet", ".parquet:ParquetReader", "pyarrow", (".parquet",), begins=(b"PAR1", b"PARE")),
-    "arrow": Format("Arrow", ".arrow:ArrowReader", "pyarrow", (".arrow", ".arrows", ".feather"), begins=(b"ARROW1",)),
-    "mds": Format("MDS", ".mds:MdsReader", "numpy", (".mds",)),
-    "megatron": Format("Megatron", ".megatron:MegatronReader", "numpy", stated_suffixes=(".bin",)),
-    "tokens": Format("token", ".tokens:TokensReader", "numpy", (".npy",), stated_suffixes=(".bin",)),
+    "jsonl": Format(
+        "JSONL",
+        "orjson",
+        ".jsonl:JsonlReader",
+        ".jsonl:JsonlCutter",
+        suffixes=(".jsonl", ".ndjson"),
+        named_suffixes=(".json",),
+    ),
+    "csv": Format("CSV", "pyarrow", cutter=".csv:CsvCutter", suffixes=(".csv", ".tsv")),
+    "tar": Format("tar archives", "orjson", cutter=".tar:TarCutter", suffixes=(".tar",)),
+    "parquet": Format(
+        "Parquet", "pyarrow", ".parquet:ParquetReader", suffixes=(".parquet",), begins=(b"PAR1", b"PARE")
+    ),
+    "arrow": Format(
+        "Arrow", "pyarrow", ".arrow:ArrowReader", suffixes=(".arrow", ".arrows", ".feather"), begins=(b"ARROW1",)
+    ),
+    "mds": Format("MDS", "numpy", ".mds:MdsReader", suffixes=(".mds",)),
+    "megatron": Format("Megatron", "numpy", ".megatron:MegatronReader", stated_suffixes=(".bin",)),
+    "tokens": Format("token files", "numpy", ".tokens:TokensReader", suffixes=(".npy",), stated_suffixes=(".bin",)),
 }
 
 
@@ -102,15 +120,37 @@ def other_format(name: str, head: bytes) -> str | None:
     return None
 
 
-def reader_class(source: str, name: str) -> Any:
-    """What makes a reader of format ``name``, imported now: what another format needs may not be installed here.
+def format_of(name: str, named: Collection[str] | None = None) -> str | None:
+    """The format that the ending of a file's name says, packed or not; None for another type.
+
+    ``named``: those of ``named_suffixes`` that the path names; None for all of them.
+    """
+    suffix = suffix_of(name)
+    kind = suffixes().get(suffix)
+    if kind is None and (named is None or suffix in named):
+        kind = named_suffixes().get(suffix)
+    return kind if kind and may_be(name, kind) else None
+
+
+def suffix_of(name: str) -> str:
+    """The ending of a file's name, of what is in it if it is packed."""
+    stem, _, ending = unpacked_name(name).rpartition(".")
+    return f".{ending.lower()}" if stem else ""
+
+
+def may_be(name: str, kind: str) -> bool:
+    """Whether a file of this name may be of the format ``kind``: packed only where that is read from the front."""
+    return unpacked_name(name) == name or bool(formats()[kind].cutter)
+
+
+def loaded(source: str, of: Format, name: str) -> Any:
+    """The class ``name`` of a format, imported now: what another format needs may not be installed here.
 
     Raises ``SourceError``, which names ``source``, if its package is missing.
     """
-    of = formats()[name]
-    module, _, attribute = of.reader.partition(":")
+    module, _, class_name = name.partition(":")
     try:
-        return getattr(importlib.import_module(module, __package__), attribute)
+        return getattr(importlib.import_module(module, __package__), class_name)
     except ModuleNotFoundError as error:
         if error.name != of.package:
             raise

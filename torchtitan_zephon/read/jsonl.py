@@ -3,11 +3,13 @@
 A line belongs to the chunk that holds its first byte. A chunk therefore skips up to the first
 line end at or after ``start - 1`` and reads on behind ``stop`` to finish its last line; a line
 longer than several chunks leaves those in its middle empty. Lines are parsed one by one with
-orjson: strict JSON, 260 MB a CPU second, and the exact place of a bad line is known.
+orjson: strict JSON, 260 MB a CPU second, and the exact place of a bad line is known. Of a line that is too long no more
+is read than shows it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from io import SEEK_END
 from typing import BinaryIO
 
@@ -15,15 +17,19 @@ import numpy as np
 import orjson
 
 from ..bad_records import BadRecord, Sifted
-from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..records import RECORD, Contents, Documents, Record, origin_of
-from .files import Manifest
+from .files import Manifest, Shard
+from .lines import seek_line, take_lines, too_long
+from .packings import Unpacked, changed
+from .sequential import Cut
 from .settings import SourceConfig
 from .store import Store
 
 _BOM = b"\xef\xbb\xbf"
 _READ_ON_BYTES = 64 * 1024
+_MOST_READ_BYTES = 4 * 2**20
+"""A range of bytes above this is read in parts, which are ranges in the same sense."""
 _LOOK_BYTES = 4096
 
 
@@ -33,8 +39,9 @@ class JsonlReader:
     contents: Contents = "text"
     largest_id = None
 
-    def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
         self.manifest = manifest
+        self._most = max_record_bytes
 
     def pieces(self) -> Pieces:
         """One piece a file; its units are bytes."""
@@ -48,28 +55,11 @@ class JsonlReader:
     def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
         """The records of ``chunk``, whole, as a line is parsed whole; blank lines are no records."""
         shard = self.manifest.shards[chunk.piece]
-        data, at = _lines(self.manifest.store, shard.name, chunk.start, chunk.stop, shard.num_bytes)
-        records: list[Record] = []
-        places: list[int] = []
-        bad: list[BadRecord] = []
-        for line in data.split(b"\n"):
-            if at == 0 and line.startswith(_BOM):
-                line, at = line[3:], 3
-            try:
-                record = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
-                if line.strip():
-                    where = f"(column {error.colno}); the line begins {line[:60]!r}"
-                    bad.append(BadRecord("line", at, f"not valid JSON: {error.msg} {where}"))
-            else:
-                if type(record) is dict:
-                    records.append(record)
-                    places.append(at)
-                else:
-                    bad.append(BadRecord("line", at, f"a line must be a JSON object; this one is {_kind(record)}"))
-            at += len(line) + 1
-        documents = Documents.of_values({RECORD: records}, origin_of(chunk.source, chunk.piece, places))
-        return documents, bad
+        cuts = (
+            _lines(self.manifest.store, shard, start, min(start + _MOST_READ_BYTES, chunk.stop), self._most)
+            for start in range(chunk.start, chunk.stop, _MOST_READ_BYTES)
+        )
+        return _parsed(chunk, cuts, self._most)
 
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The byte range of whole lines: from the one that holds byte ``unit`` on, ``num_bytes`` or more of them."""
@@ -100,25 +90,92 @@ class JsonlReader:
         return f"line at byte {place}"
 
 
-def _lines(store: Store, name: str, start: int, stop: int, size: int) -> tuple[bytes, int]:
-    """The whole lines whose first byte lies in [start, stop), and the offset of the first; one read, as a rule."""
+class JsonlCutter:
+    """The lines of JSONL files that are read from the front."""
+
+    contents: Contents = "text"
+
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
+        self._most = max_record_bytes
+
+    def seek(self, stream: Unpacked, at: int) -> None:
+        """Go to the first line that begins at ``at`` or behind it."""
+        seek_line(stream, at)
+
+    def take(self, stream: Unpacked, stop: int) -> Cut:
+        """The lines that begin before ``stop``."""
+        return take_lines(stream, stop, self._most)
+
+    def parse(self, chunk: Chunk, cut: Cut, columns: frozenset[str] | None) -> Sifted:
+        """The records of ``cut``, whole."""
+        return _parsed(chunk, [cut], self._most)
+
+    def describe(self, place: int) -> str:
+        """In words, where in its shard a record lies."""
+        return f"line at unpacked byte {place}"
+
+
+def _parsed(chunk: Chunk, cuts: Iterable[Cut], most: int) -> Sifted:
+    """The records of ``chunk`` in whole lines; blank lines are no records. ``most``: bytes of a line."""
+    records: list[Record] = []
+    places: list[int] = []
+    bad: list[BadRecord] = []
+    for at, data, large in cuts:
+        bad += [too_long(place, most) for place, _ in large]
+        for line in data.split(b"\n"):
+            if at == 0 and line.startswith(_BOM):
+                line, at = line[3:], 3
+            record = _record(line, at) if len(line) <= most else too_long(at, most)
+            if isinstance(record, BadRecord):
+                bad.append(record)
+            elif record is not None:
+                records.append(record)
+                places.append(at)
+            at += len(line) + 1
+    return Documents.of_values({RECORD: records}, origin_of(chunk.source, chunk.piece, places)), bad
+
+
+def _record(line: bytes, at: int) -> Record | BadRecord | None:
+    """The record of a line; None if it is blank."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        if not line.strip():
+            return None
+        where = f"(column {error.colno}); the line begins {line[:60]!r}"
+        return BadRecord("line", at, f"not valid JSON: {error.msg} {where}")
+    if type(record) is dict:
+        return record
+    return BadRecord("line", at, f"a line must be a JSON object; this one is {_kind(record)}")
+
+
+def _lines(store: Store, shard: Shard, start: int, stop: int, most: int) -> Cut:
+    """The lines whose first byte lies in [start, stop); one read, as a rule.
+
+    A last line of more than ``most`` bytes is not read to its end.
+    """
     begin = max(start - 1, 0)
     own = stop - begin
-    data = store.read(name, begin, stop + _READ_ON_BYTES)
+    data = store.read(shard.name, begin, stop + _READ_ON_BYTES)
     if len(data) < own:
-        raise _cut(store.path(name), begin + len(data), size)
+        raise changed(store.path(shard.name), begin + len(data), shard.num_bytes)
     skip = 0
     if start:
         skip = data.find(b"\n", 0, own) + 1
-        if not skip or skip == own:  # no line begins in this chunk
-            return b"", start
-    end = data.find(b"\n", own - 1)
-    parts, at, block = [data[skip:end] if end >= 0 else data[skip:]], begin + len(data), 2 * _READ_ON_BYTES
-    while end < 0 and (data := store.read(name, at, at + block)):
-        end = data.find(b"\n")
-        parts.append(data[:end] if end >= 0 else data)
-        at, block = at + len(data), 2 * block
-    return b"".join(parts), begin + skip
+        if not skip or skip == own:  # no line begins in this range
+            return Cut(start, b"")
+    end, parts = data.find(b"\n", own - 1), [data[skip:]]
+    if end >= 0:
+        return Cut(begin + skip, data[skip:end])
+    last = data.rfind(b"\n", skip) + 1 or skip  # where the line begins that goes on
+    length, at, block = len(data) - last, begin + len(data), 2 * _READ_ON_BYTES
+    while end < 0 and length <= most and (rest := store.read(shard.name, at, at + min(block, most + 1 - length))):
+        end = rest.find(b"\n")
+        parts.append(rest[:end] if end >= 0 else rest)
+        length, at, block = length + len(parts[-1]), at + len(rest), min(2 * block, _MOST_READ_BYTES)
+    if length > most:
+        return Cut(begin + skip, data[skip:last], ((begin + last, length),))
+    return Cut(begin + skip, b"".join(parts))
 
 
 def _line_holding(file: BinaryIO, at: int) -> int:
@@ -129,7 +186,7 @@ def _line_holding(file: BinaryIO, at: int) -> int:
         file.seek(begin)
         if (found := file.read(end - begin).rfind(b"\n")) >= 0:
             return begin + found + 1
-        end, block = begin, block * 2
+        end, block = begin, min(2 * block, _MOST_READ_BYTES)
     return 0
 
 
@@ -143,15 +200,8 @@ def _line_start(file: BinaryIO, border: int, size: int) -> int:
         at += len(data)
         block = min(2 * block, _READ_ON_BYTES)
     if (end := file.seek(0, SEEK_END)) < size:
-        raise _cut(file.name, end, size)
+        raise changed(file.name, end, size)
     return size
-
-
-def _cut(path: str, end: int, size: int) -> SourceError:
-    return SourceError(
-        f"{path!r} ends at byte {end}, but had {size} bytes when the job "
-        "began: the file was changed or cut while the job runs."
-    )
 
 
 def _kind(value: object) -> str:

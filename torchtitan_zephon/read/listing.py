@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ..errors import SourceError
 from .formats import formats, own_suffixes, suffixes
+from .packings import PACKINGS
 from .pattern import root_of
 from .store import LocalStore
 from .walk import File, LeftOut, Reason, Walk
@@ -42,10 +43,12 @@ def list_files(source: str, path: str, format: str = "") -> Listing:
         more = f" There are {len(problems) - 1:,} more such names." * (len(problems) > 1)
         raise SourceError(f"source {source!r}: {str(root / problems[0][0])!r} {problems[0][1]}{more}")
     if walk.packed:
-        titles = " and ".join(of.title for of in formats().values())
+        titles = ", ".join(of.title for of in formats().values() if of.cutter)
+        packings = ", ".join(packing.suffix for packing in PACKINGS)
         raise SourceError(
-            f"source {source!r}: {min(walk.packed)!r} is compressed ({len(walk.packed)} such files at {path!r}); "
-            f"this version reads plain {titles}. Unpack them, or convert them to Parquet."
+            f"source {source!r}: {min(walk.packed)!r} is compressed in a way that is not read ({len(walk.packed)} such "
+            f"files at {path!r}). Files of {titles} may be packed as {packings}, others not. Unpack them, or convert "
+            "them to Parquet."
         )
     files, second = once(files)
     left_out = tuple(sorted([*walk.left_out, *second], key=lambda left: left.name.encode("utf-8", "surrogateescape")))

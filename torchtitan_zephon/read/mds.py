@@ -31,8 +31,8 @@ class MdsReader(PlacedReader):
 
     least_bytes = 8
 
-    def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
-        super().__init__(manifest, settings)
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
+        super().__init__(manifest, settings, max_record_bytes)
         self._dtype = settings.dtype
         check_indices(manifest)
         self._shards = Kept(manifest, "where samples lie", self._shard, lambda shard: len(shard.begins), KEPT_SAMPLES)

@@ -29,8 +29,8 @@ class MegatronReader(PlacedReader):
 
     contents: Contents = "ids"
 
-    def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
-        super().__init__(manifest, settings)
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
+        super().__init__(manifest, settings, max_record_bytes)
         names = {shard.name for shard in manifest.shards}
         for left in manifest.left_out:
             if left.name.endswith(".idx") and f"{left.name[:-4]}.bin" not in names:

@@ -30,13 +30,13 @@ _BATCH_ROWS = 256
 class ParquetReader:
     """Reads the chunks of one Parquet source. Thread-safe: a stream is used by one thread at a time."""
 
-    def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
         self.manifest = manifest
-        self._field = settings.field
+        self._field = settings.text.fields[0]
         self._groups = RowGroups(manifest, self._field)
         self.contents: Contents = self._groups.contents
         self.largest_id = self._groups.largest_id
-        self._decoder = Decoder(self._field, self.contents, frozenset({self._field}))
+        self._decoder = Decoder(self._field, self.contents, max_record_bytes)
         self._streams = OpenStreams[tuple[int, tuple[str, ...]], _Stream](OPEN_STREAMS)
 
     def pieces(self) -> Pieces:

@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 
 from ..errors import SourceError
-from .formats import named_suffixes, own_suffixes, suffixes
+from .formats import format_of, may_be, own_suffixes, suffix_of
 
 States = frozenset[int]
 """How far a pattern has matched on the way to a folder: numbers of the parts that may match a name in it."""
@@ -38,14 +38,15 @@ class Pattern:
         """The pattern of one file, whatever letters its name has."""
         return cls((glob.escape(name),), format)
 
-    def kind(self, ending: str) -> str | None:
-        """The format of a file that this pattern takes, by its ending; None for another type.
+    def kind(self, name: str) -> str | None:
+        """The format of a file that this pattern takes, by its name; None for another type.
 
         Where the format is stated, a folder gives the files with its endings, and a glob or a file all that it names.
         """
-        if self.format:
-            return self.format if self.parts[-1] != "*" or ending in own_suffixes(self.format) else None
-        return suffixes().get(ending) or (named_suffixes().get(ending) if ending in self._named else None)
+        if not self.format:
+            return format_of(name, self._named)
+        own = self.parts[-1] != "*" or suffix_of(name) in own_suffixes(self.format)
+        return self.format if own and may_be(name, self.format) else None
 
     def start(self) -> States:
         """The parts that may match a name in the root."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +23,7 @@ from ..plan.chunking import Chunk, Pieces
 from ..records import RECORD, Contents, Documents, origin_of
 from .files import Manifest
 from .formats import formats
+from .lines import too_long
 from .settings import SourceConfig
 
 MOST_LOOKED_INTO = 512
@@ -73,9 +76,9 @@ class PlacedReader(ABC):
     least_bytes = 0
     """Of a file that is whole."""
 
-    def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
         self.manifest = manifest
-        self._field = settings.field
+        self._field, self._most_bytes = settings.text.fields[0], max_record_bytes
         for shard in manifest.shards:
             if shard.num_bytes < self.least_bytes:
                 raise SourceError(
@@ -120,9 +123,17 @@ class PlacedReader(ABC):
         return np.diff(np.array([places.byte(places.after(border)) for border in borders.tolist()], np.int64))
 
     def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
-        """The records of ``chunk``, or these columns of them."""
+        """The records of ``chunk``, or these columns of them. One that is too large is passed over and not read."""
         places = self.places(chunk.piece)
-        return self.records(chunk, places.after(chunk.start), places.after(chunk.stop), columns)
+        first, stop = places.after(chunk.start), places.after(chunk.stop)
+        large = list[int]()
+        if places.byte(stop) - places.byte(first) > self._most_bytes:
+            large = [place for place in _each(places, first, stop) if _num_bytes(places, place) > self._most_bytes]
+        documents, bad = self.records(chunk, first, large[0] if large else stop, columns)
+        for place, end in pairwise([*large, stop]):
+            after, more = self.records(chunk, _next(places, place), end, columns)
+            documents, bad = Documents.join(documents, after), [*bad, too_long(place, self._most_bytes), *more]
+        return documents, bad
 
     def span(self, chunk: Chunk) -> str:
         """In words, where in its shard a chunk lies."""
@@ -141,8 +152,8 @@ class PlacedReader(ABC):
         data = self.manifest.store.read(name, start, stop)
         if len(data) < stop - start:
             raise SourceError(
-                f"{self.manifest.store.path(name)!r} ends at byte {start + len(data):,}, and {stop:,} are needed: it was cut, or "
-                "changed while the job runs. Write it anew, or leave it out."
+                f"{self.manifest.store.path(name)!r} ends at byte {start + len(data):,}, and {stop:,} are needed: it "
+                "was cut, or changed while the job runs. Write it anew, or leave it out."
             )
         return data
 
@@ -156,3 +167,18 @@ def documents_of(
         records = [{field: part} for part in np.split(ids, offsets[1:])[: len(places)]]
         return Documents.of_values({RECORD: records}, origin)
     return replace(Documents.of_values({}, origin), tokens={"ids": ids}, offsets=offsets)
+
+
+def _next(places: Places, place: int) -> int:
+    """The place of the record behind that at ``place``."""
+    return max(place + 1, places.after(places.byte(place) + 1))
+
+
+def _num_bytes(places: Places, place: int) -> int:
+    return places.byte(_next(places, place)) - places.byte(place)
+
+
+def _each(places: Places, first: int, stop: int) -> Iterator[int]:
+    while first < stop:
+        yield first
+        first = _next(places, first)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..errors import SourceError
 from .formats import formats, other_format
+from .packings import PACKINGS, packing_of, wrong_packing
 from .retry import with_retries
 from .store import Store
 from .walk import File, trouble
@@ -52,7 +53,7 @@ def sample(source: str, kind: str, store: Store, files: list[File]) -> list[str]
                 samples.append(digest)
         except OSError as error:
             raise SourceError(f"source {source!r}: {path!r} {trouble(Path(path), error)}") from None
-        if head and (problem := _problem(kind, head)):
+        if head and (problem := _problem(kind, name, head)):
             raise SourceError(f"source {source!r}: {path!r} {problem}")
     return samples
 
@@ -84,12 +85,17 @@ def _head(store: Store, name: str, num_bytes: int) -> bytes:
     return b""
 
 
-def _problem(kind: str, head: bytes) -> str | None:
+def _problem(kind: str, name: str, head: bytes) -> str | None:
     for begin, what in _POINTERS.items():
         if head.startswith(begin):
             return f"is a pointer {what}, which puts the file itself in its place."
+    if problem := wrong_packing(name, head):
+        return problem
     if other := other_format(kind, head):
-        return f"begins with {head[:8]!r}, as {other} does: it is no {formats()[kind].title} file."
+        return f"begins with {head[:8]!r}, as {other} does: it is not of the format {formats()[kind].title}."
+    packed = next((packing for packing in PACKINGS if head.startswith(packing.magic)), None)
+    if kind == "jsonl" and packed is not None and packing_of(name) is None:
+        return f"is packed with {packed.title}, and its name does not say so. Let it end in {packed.suffix!r}."
     if kind == "jsonl" and head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         return (
             f"begins with {head[:20]!r}: it is one JSON array, or a line of it is, where each line must be an object. "

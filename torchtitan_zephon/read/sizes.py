@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .ids import list_lengths, numbers, valid
+from .ids import is_ids, is_text, list_lengths, numbers, valid
 
 MEASURED_BYTES = 64 * 2**20
 """Encoded bytes decoded a source at start-up, in all; about 0.3 s."""
@@ -101,6 +101,14 @@ def _scaled(rows: np.ndarray, known_rows: np.ndarray, known_bytes: np.ndarray) -
     """``rows`` times the mean bytes of a known row, which is taken to 1/1024 byte so that int64 does not overflow."""
     scaled: np.ndarray = rows * ((known_bytes << 10) // known_rows) >> 10
     return scaled
+
+
+def value_bytes(column: pa.Array) -> np.ndarray:
+    """Bytes of every row of a column of text or of ids, int64 [rows]; 0 for a column of another type."""
+    if is_ids(column.type):
+        found: np.ndarray = list_lengths(column) * (column.type.value_type.bit_width // 8)
+        return found
+    return lengths(column, ids=False) if is_text(column.type) else np.zeros(len(column), np.int64)
 
 
 def lengths(column: pa.Array, ids: bool) -> np.ndarray:

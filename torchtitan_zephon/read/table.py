@@ -17,7 +17,7 @@ from ..bad_records import BadRecord, Sifted, Unreadable, without
 from ..errors import SourceError
 from ..records import RECORD, Contents, Documents
 from .ids import laid_out, readable
-from .lazy import Columns, decoded, lazy_records
+from .lazy import Columns, are_large, decoded, lazy_records, too_large
 from .retry import with_retries
 
 
@@ -34,12 +34,15 @@ class Rows(Protocol):
 
 @dataclass(slots=True)
 class Decoder:
-    """From rows to documents. ``asked``: columns that functions asked for. A note that two threads write at once may be
-    lost, and is made again."""
+    """From rows to documents. ``most_bytes``: that a value may have.
+
+    ``asked``: columns that functions asked for. A note that two threads write at once may be lost, and is made again.
+    """
 
     field: str
     contents: Contents
-    asked: frozenset[str]
+    most_bytes: int
+    asked: frozenset[str] = frozenset()
 
     def documents(self, rows: Rows, columns: frozenset[str] | None) -> Sifted:
         """These columns of the rows, or whole records."""
@@ -56,8 +59,10 @@ class Decoder:
                 documents = replace(documents, tokens={"ids": ids}, offsets=offsets)
                 problem = f"field {name!r} is null, or holds one"
                 bad += [BadRecord("ids", place, problem) for place in places[nulls].tolist()]
+                large = places[are_large(arrays, self.most_bytes)]
+                bad += [too_large(name, place, self.most_bytes) for place in large.tolist()]
             else:
-                documents.values[name] = decoded(name, self._readable(name, arrays), places)
+                documents.values[name] = decoded(name, self._readable(name, arrays), places, self.most_bytes)
                 bad += [value for value in documents.values[name] if type(value) is BadRecord]
         return without(documents, bad), bad
 
@@ -65,14 +70,15 @@ class Decoder:
         return [*map(readable, arrays)] if name == self.field else arrays
 
     def _records(self, rows: Rows) -> Documents:
-        columns = tuple(name for name in rows.names if name in self.asked and rows.names.count(name) == 1)
+        asked = self.asked | {self.field}
+        columns = tuple(name for name in rows.names if name in asked and rows.names.count(name) == 1)
         try:
             batches = rows.batches(columns)
         except SourceError:  # of a column that the functions of these rows may not ask for
             columns = (self.field,)
             batches = rows.batches(columns)
         arrays = {name: self._readable(name, [batch.column(i) for batch in batches]) for i, name in enumerate(columns)}
-        found = Columns(arrays, lambda name: self._column(rows, name), rows.origin[:, 2])
+        found = Columns(arrays, lambda name: self._column(rows, name), rows.origin[:, 2], self.most_bytes)
         return Documents.of_values({RECORD: list(lazy_records(rows.names, found, len(rows.origin)))}, rows.origin)
 
     def _column(self, rows: Rows, name: str) -> list[pa.Array]:
@@ -81,7 +87,7 @@ class Decoder:
         what = f"column {name!r} of rows {first} to {last}"
         if (count := rows.names.count(name)) > 1:
             problem = f"{what}: there are {count} columns of this name, so a function can have none"
-            raise Unreadable(BadRecord("column", int(first), problem))
+            raise Unreadable(BadRecord("file", int(first), problem))
         try:
             batches = with_retries(lambda: rows.batches((name,), alone=True), rows.path, what)
         except SourceError as error:
@@ -89,6 +95,6 @@ class Decoder:
             if cause is None or getattr(cause, "errno", None) is not None:
                 raise  # the file and not the column
             problem = f"{what} cannot be read, and a function asks for it: {cause}"
-            raise Unreadable(BadRecord("column", int(first), problem)) from cause
+            raise Unreadable(BadRecord("file", int(first), problem)) from cause
         self.asked |= {name}
         return [batch.column(0) for batch in batches]

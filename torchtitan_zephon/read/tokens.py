@@ -106,8 +106,8 @@ class TokensReader(PlacedReader):
 
     contents: Contents = "ids"
 
-    def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
-        super().__init__(manifest, settings)
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
+        super().__init__(manifest, settings, max_record_bytes)
         self._dtype, self._end = settings.dtype, settings.document_end
         self.largest_id = max(int(np.iinfo(self._layout(shard).dtype).max) for shard in self.first_look())
 

@@ -187,7 +187,7 @@ class Walk:
 
     def _kind(self, name: str) -> str | None:
         """The format that the ending of ``name`` says; None for another type."""
-        return self.pattern.kind(_ending(name))
+        return self.pattern.kind(name)
 
     def _trouble(self, full: str, error: OSError) -> None:
         self.problems.append((full, trouble(Path(self._prefix + full), error)))

@@ -9,8 +9,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from ... import __version__
+from ...identity import STREAM_FORMAT
 from ...ops.tokenize import Tokenize
-from ...program import STREAM_FORMAT, unended
+from ...program import unended
 from ...read.files import shared_files
 from ...state import FORMAT
 from . import Part, Report
