@@ -130,7 +130,7 @@ def test_a_users_function_sees_an_array_of_ids(tmp_path: Path) -> None:
     )
     stream = pipeline.stream
     assert {int(batch.input[0, 0]) for batch in stream}
-    assert stream.balance.documents == 100
+    assert stream.balance.read.documents == 100
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,12 @@ def test_a_users_function_sees_an_array_of_ids(tmp_path: Path) -> None:
         (b"\1\2\3", "a.bin", {"format": "tokens", "dtype": "uint16"}, ["no multiple of the 2", "was cut"]),
         (b"\1\2\3\4", "a.bin", {"format": "tokens"}, ["nothing in it says their type", 'dtype = "uint16"']),
         (b"\1\2\3\4", "a.bin", {}, ['format = "tokens"', "its ending does not say"]),
-        (b"PAR1....", "a.bin", {"format": "tokens", "dtype": "uint16"}, ["as Parquet does", "no token file"]),
+        (
+            b"PAR1....",
+            "a.bin",
+            {"format": "tokens", "dtype": "uint16"},
+            ["as Parquet does", "not of the format token files"],
+        ),
         (b"\x93NUMPY\1\0", "a.npy", {}, ["no readable .npy file"]),
         (b"NUMPY\1\0....", "a.npy", {}, ["a.npy", "begins with b'NUMPY"]),
         (struct.pack("<iii", 20240520, 1, 9) + bytes(1012), "a.bin", {"format": "tokens"}, ["9 ids", "1,042", "1,024"]),

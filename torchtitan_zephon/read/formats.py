@@ -59,6 +59,7 @@ FORMATS = {
     ),
     "mds": Format("MDS", "numpy", ".mds:MdsReader", suffixes=(".mds",)),
     "megatron": Format("Megatron", "numpy", ".megatron:MegatronReader", stated_suffixes=(".bin",)),
+    "text": Format("plain text", "numpy", ".text:text_reader", ".text:text_cutter", named_suffixes=(".txt", ".text")),
     "tokens": Format("token files", "numpy", ".tokens:TokensReader", suffixes=(".npy",), stated_suffixes=(".bin",)),
 }
 

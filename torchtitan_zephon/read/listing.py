@@ -118,7 +118,8 @@ def _nothing(source: str, path: str, format: str, left_out: tuple[LeftOut, ...])
         ]
     if any(left.reason is Reason.FOLDER for left in others):
         ways.append(" To read what is in a folder that a glob matches, add /** to the glob.")
+    endings = ", ".join(sorted(own_suffixes(format)) if format else suffixes())
     return SourceError(
-        f"source {source!r}: no {', '.join(sorted(own_suffixes(format)) if format else suffixes())} file at {path!r} "
-        f"({'; '.join(found) or 'it is empty'})." + "".join(ways)
+        f"source {source!r}: no data file at {path!r} ({'; '.join(found) or 'it is empty'}). Data files end in {endings}."
+        + "".join(ways)
     )

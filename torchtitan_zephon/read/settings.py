@@ -11,15 +11,9 @@ from ..text_of import TextOf, text_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SourceConfig:
-    """One named source: ``[zephon.sources.NAME]``."""
+class FormatSettings:
+    """How the files of a source are read, where the files do not say it."""
 
-    path: str = setting("", "File, folder or glob; relative to the TOML file.", in_identity=False)
-    weight: float = setting(
-        1.0,
-        "Share of tokens, relative to the other weights; above 0. Give one to every source, or to none.",
-        in_identity=False,
-    )
     format: str = setting(
         "",
         "Format of the files, where their endings do not say it (`docs/files.md`). A folder then gives the files with "
@@ -44,6 +38,18 @@ class SourceConfig:
         "",
         "Of CSV: what stands between fields. Empty: a tab in `.tsv` files, else a comma.",
         in_identity="unless_default",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SourceConfig(FormatSettings):
+    """One named source: ``[zephon.sources.NAME]``."""
+
+    path: str = setting("", "File, folder or glob; relative to the TOML file.", in_identity=False)
+    weight: float = setting(
+        1.0,
+        "Share of tokens, relative to the other weights; above 0. Give one to every source, or to none.",
+        in_identity=False,
     )
     field: str | list[str] = setting(
         "text",
