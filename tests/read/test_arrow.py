@@ -185,6 +185,7 @@ def test_token_ids_go_on_as_numbers(tmp_path: Path) -> None:
 def test_what_datasets_saves_is_read_and_its_other_files_are_left_out(tmp_path: Path) -> None:
     data = datasets.Dataset.from_dict({"text": TEXTS, "label": list(range(len(TEXTS)))})
     data.save_to_disk(tmp_path / "d", num_shards=3)
+    (tmp_path / "d" / "cache-0123456789abcdef.arrow").write_bytes(b"of a map that somebody ran")
     source = opened(tmp_path / "d")
     assert sorted(read_all(source, 20_000)[0]) == sorted(TEXTS)
     assert [shard.name[:5] for shard in source.reader.manifest.shards] == ["data-"] * 3

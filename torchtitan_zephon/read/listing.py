@@ -16,8 +16,8 @@ from typing import NamedTuple
 from ..errors import SourceError
 from .formats import formats, own_suffixes, suffixes
 from .packings import PACKINGS
-from .pattern import root_of
-from .store import LocalStore
+from .pattern import Pattern
+from .store import Store
 from .walk import File, LeftOut, Reason, Walk
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -27,21 +27,22 @@ SHOWN_NAMES = 5
 class Listing(NamedTuple):
     """``tables``: folders met that hold a name which marks a table format, relative to the root."""
 
-    root: Path
     files: list[File]
     left_out: tuple[LeftOut, ...]
     tables: set[str]
 
 
-def list_files(source: str, path: str, format: str = "") -> Listing:
-    """All files that ``path`` stands for. Raises ``SourceError`` for none, and for what cannot be read or is packed."""
-    root, below = root_of(source, path, format)
-    walk = LocalStore(root).list(below)
+def list_files(source: str, path: str, store: Store, below: Pattern | str) -> Listing:
+    """All files that ``path`` stands for: what is ``below`` the root of ``store``.
+
+    Raises ``SourceError`` for none, and for what cannot be read or is packed.
+    """
+    walk = store.list(below)
     files = [_named_in_utf8(walk, file) for file in walk.files]
     if walk.problems:
         problems = sorted(walk.problems, key=lambda p: os.fsencode(p[0]))
         more = f" There are {len(problems) - 1:,} more such names." * (len(problems) > 1)
-        raise SourceError(f"source {source!r}: {str(root / problems[0][0])!r} {problems[0][1]}{more}")
+        raise SourceError(f"source {source!r}: {str(store.root / problems[0][0])!r} {problems[0][1]}{more}")
     if walk.packed:
         titles = ", ".join(of.title for of in formats().values() if of.cutter)
         packings = ", ".join(packing.suffix for packing in PACKINGS)
@@ -53,8 +54,8 @@ def list_files(source: str, path: str, format: str = "") -> Listing:
     files, second = once(files)
     left_out = tuple(sorted([*walk.left_out, *second], key=lambda left: left.name.encode("utf-8", "surrogateescape")))
     if not files:
-        raise _nothing(source, path, format, left_out)
-    return Listing(root, files, left_out, walk.tables)
+        raise _nothing(source, path, below.format if isinstance(below, Pattern) else "", left_out)
+    return Listing(files, left_out, walk.tables)
 
 
 def once(files: list[File]) -> tuple[list[File], list[LeftOut]]:
@@ -118,8 +119,8 @@ def _nothing(source: str, path: str, format: str, left_out: tuple[LeftOut, ...])
         ]
     if any(left.reason is Reason.FOLDER for left in others):
         ways.append(" To read what is in a folder that a glob matches, add /** to the glob.")
+    found_text = "; ".join(found) or "it is empty"
     endings = ", ".join(sorted(own_suffixes(format)) if format else suffixes())
     return SourceError(
-        f"source {source!r}: no data file at {path!r} ({'; '.join(found) or 'it is empty'}). Data files end in {endings}."
-        + "".join(ways)
+        f"source {source!r}: no data file at {path!r} ({found_text}). Data files end in {endings}.{''.join(ways)}"
     )

@@ -20,7 +20,7 @@ import numpy as np
 from ..bad_records import Sifted
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
-from ..records import RECORD, Contents, Documents, origin_of
+from ..records import RECORD, Contents, Documents, Record, origin_of
 from .files import Manifest
 from .formats import formats
 from .lines import too_long
@@ -98,9 +98,9 @@ class PlacedReader(ABC):
     def records(self, chunk: Chunk, first: int, stop: int, columns: frozenset[str] | None) -> Sifted:
         """The records of ``chunk``, which are at the places [first, stop), or these columns of them."""
 
-    @abstractmethod
     def describe(self, place: int) -> str:
         """In words, where in its shard a record lies."""
+        return f"record {place:,}"
 
     def pieces(self) -> Pieces:
         """One piece a file; its units are bytes."""
@@ -156,6 +156,12 @@ class PlacedReader(ABC):
                 "was cut, or changed while the job runs. Write it anew, or leave it out."
             )
         return data
+
+
+def whole_records(chunk: Chunk, first: int, records: list[Record]) -> Documents:
+    """Records as they are, at the places from ``first`` on."""
+    origin = origin_of(chunk.source, chunk.piece, range(first, first + len(records)))
+    return Documents.of_values({RECORD: records}, origin)
 
 
 def documents_of(
