@@ -16,7 +16,7 @@ import numpy as np
 
 from .errors import SourceError
 from .plan.chunking import Chunk, Pieces
-from .plan.places import places
+from .plan.places import SEQUENTIAL_PLACES, places
 from .read.source import Source
 
 RECORD_BYTES = 2048
@@ -79,24 +79,29 @@ def estimate(s: int, source: Source, estimate_bytes: int, count: Count) -> Estim
     "Introduction to Variance Estimation", chapter 8).
     """
     pieces = source.reader.pieces()
+    least = estimate_bytes // SEQUENTIAL_PLACES if pieces.sequential else RECORD_BYTES
     ranges: list[Chunk] = []
     held: list[int] = []
     for piece, unit in places(pieces, estimate_bytes):
         if ranges and ranges[-1].piece == piece and unit < ranges[-1].stop:  # the same record once more
             held[-1] += 1
             continue
-        start, stop = source.around(piece, unit, RECORD_BYTES)
+        start, stop = source.around(piece, unit, least)
         ranges.append(Chunk(s, 0, len(ranges), piece, start, stop, 0))
         held.append(1)
-    planned = np.maximum(1, _planned_bytes(source, ranges))
+    planned = _planned_bytes(source, ranges)
+    if pieces.sequential:  # a short file has nothing at some of its places
+        ranges = [ranges[i] for i in np.flatnonzero(planned)]
+        held, planned = [1] * len(ranges), planned[planned > 0]
+    planned = np.maximum(1, planned)
     counts, loss = count(ranges)
     tokens, usable = np.array(counts).T
     if not usable.any():
         raise SourceError(
             f"source {source.name!r}: no usable document in a sample of {len(ranges)} places "
-            f"({planned.sum():,} bytes): every text is empty or filtered out, or a single token."
+            f"({planned.sum():,} bytes): every record is empty, filtered out or refused as bad, or a single token."
         )
-    each = np.repeat(tokens / planned, held)
+    each = np.repeat(tokens / planned, held if sum(held) > 1 else [2])
     mean = math.fsum(each.tolist()) / len(each)  # fsum: the same sum on every machine
     spread = math.sqrt(math.fsum((np.diff(each) ** 2).tolist()) / (2 * len(each) * (len(each) - 1)))
     return Estimate(

@@ -10,39 +10,40 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Sequence as Seq
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .cache import cached, counts_of
-from .config import Recipe, SourceConfig
+from .config import Recipe
 from .documents import read_documents
 from .errors import ConfigError, SourceError
 from .estimate import Estimate, estimate
+from .identity import STREAM_FORMAT, identity_of_stream, shuffle_seed
 from .lane.stages import LaneProgram
 from .ops import fast
+from .ops.fields import IdLimits
 from .ops.functions import Function
 from .ops.pack import Packing
 from .ops.tokenize import Tokenize, TokenizerSpec, Wanted, tokenize
 from .paths import StatedPath
 from .plan import keyed
 from .plan.chunking import Chunk, ChunkTable, cut
-from .plan.cursor import Dealt, Endless, LaneRuns, lane_offsets, order_keys
+from .plan.cursor import Dealt, Endless, LaneRuns, Tape as TapeRuns, lane_offsets, order_keys
 from .plan.deal import cut_pass, deal
 from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from .plan.segments import LanePlan
-from .read.files import Manifest, shared_files
-from .read.source import Source, open_source
+from .plan.slices import SliceTable, TapePlace, cut_slices
+from .read.files import shared_files
+from .read.sequential import Cut
+from .read.source import Opening, Source, open_source
 from .read.stores.settings import LOCAL, StorageSettings
+from .read.tape import Tape, Turn
 from .records import Documents, Packet
-from .state import recipe_hash
 
-STREAM_FORMAT = 2
-"""Version of the order itself: golden hashes change only together with it."""
-LISTED_SHARDS = 4096
 SAMPLED_CHARACTERS = 8192
 """Of one text, when tokens per byte are measured; the rest of a longer one is taken to be like it."""
 WEIGHED_BYTES = 2**30
@@ -58,7 +59,7 @@ class Program:
     recipe: Recipe
     seq_len: int
     sources: tuple[Source, ...]
-    tables: tuple[ChunkTable, ...]
+    tables: tuple[ChunkTable | SliceTable, ...]
     tokenize: Tokenize
     functions: tuple[Function, ...]
     storage: StorageSettings
@@ -74,12 +75,22 @@ class Program:
         """How rows are made."""
         return self.recipe.packing(self.seq_len, self.tokenize.padding_id)
 
-    def work(self, chunk: Chunk) -> Packet:
-        """The documents of ``chunk``: read, passed through ``STAGES``, tokenised. Pure; any thread may run it."""
-        return Packet.of(self.tokenize(self._documents(chunk)))
+    def work(self, chunk: Chunk, turn: Turn | None = None) -> Packet:
+        """The documents of ``chunk``: read, passed through ``STAGES``, tokenised. Any thread may run it.
 
-    def _documents(self, chunk: Chunk) -> Documents:
-        documents = read_documents(self.sources[chunk.source], chunk, self.functions)
+        Pure, but that a chunk of a tape is read in its ``turn``.
+        """
+        if turn is None:
+            return Packet.of(self._tokenized(self._documents(chunk)))
+        chunk, cut, behind = turn.take(chunk)
+        return Packet.of(self._tokenized(self._documents(chunk, cut)), behind)
+
+    def _tokenized(self, documents: Documents) -> Documents:
+        return self.tokenize.as_they_are(documents) if self.packing.ready else self.tokenize(documents)
+
+    def _documents(self, chunk: Chunk, cut: Cut | None = None) -> Documents:
+        limits = IdLimits(self.tokenize.largest_id(), self.packing.id_lengths)
+        documents = read_documents(self.sources[chunk.source], chunk, self.functions, self.recipe, limits, cut)
         for stage in STAGES:
             documents = stage(self, chunk, documents)
         return documents
@@ -108,7 +119,7 @@ class Program:
 
         whole = [self._documents(chunk) for chunk in chunks]
         if self.sources[s].reader.contents == "ids":
-            return [count(self.tokenize(documents)) for documents in whole], ""
+            return [count(self._tokenized(documents)) for documents in whole], ""
 
         def tokenized() -> list[tuple[int, int]]:
             for documents in samples:
@@ -142,27 +153,39 @@ class Program:
                 _said.add(text)
                 logger.warning("zephon: %s", text)
 
+    def tapes(self, plan: LanePlan, places: Mapping[str, TapePlace]) -> dict[int, Tape]:
+        """The tapes of a lane at ``places``, by number of the source; only sources read from the front have one."""
+        tapes = {}
+        for s, (source, table, runs) in enumerate(zip(self.sources, self.tables, plan.runs.runs, strict=True)):
+            if isinstance(table, SliceTable) and isinstance(runs, TapeRuns):
+                tapes[s] = Tape(source, table, runs.runs, places.get(source.name, TapePlace()))
+        return tapes
+
     def lanes(self, numbers: Iterable[int], tokens_per_mib: Seq[int]) -> dict[int, LaneProgram]:
         """The programs of the lanes ``numbers``."""
         dealt = None if self.recipe.repeat else self._deal(tokens_per_mib)
         return {lane: self._lane(lane, tokens_per_mib, dealt) for lane in numbers}
 
     def _deal(self, tokens_per_mib: Seq[int]) -> list[np.ndarray]:
-        """The lane of every chunk of one pass, int64 [chunks] a source."""
+        """The lane of every run of one pass, int64 [runs] a source."""
         tokens = [
-            np.maximum(1, _chunk_bytes(source, table) * rate >> 20)
+            np.maximum(1, _run_bytes(source, table) * rate >> 20)
             for source, table, rate in zip(self.sources, self.tables, tokens_per_mib, strict=True)
         ]
         return deal(tokens, self.recipe.lanes, lane_offsets(self.recipe.seed, self.names, self.recipe.lanes))
 
-    def _runs(self, lane: int, dealt: list[np.ndarray] | None) -> tuple[Endless | Dealt, ...]:
+    def _runs(self, lane: int, dealt: list[np.ndarray] | None) -> tuple[Endless | Dealt | TapeRuns, ...]:
         """The runs of every source that are ``lane``'s."""
         r = self.recipe
         offsets, keys = lane_offsets(r.seed, self.names, r.lanes), order_keys(r.seed, self.names)
         if dealt is None:
-            return tuple(
+            endless = [
                 Endless((lane - offset) % r.lanes, r.lanes, table.num_runs, key if r.shuffle_chunks else None)
                 for offset, table, key in zip(offsets, self.tables, keys, strict=True)
+            ]
+            return tuple(
+                TapeRuns(runs) if isinstance(table, SliceTable) else runs
+                for runs, table in zip(endless, self.tables, strict=True)
             )
         own = [np.flatnonzero(owners == lane) for owners in dealt]
         if r.shuffle_chunks:
@@ -188,7 +211,8 @@ class Program:
             source_names=self.names,
             packing=self.packing,
             shuffle_buffer_sequences=r.shuffle_buffer_sequences,
-            shuffle_seed=_shuffle_seed(r),
+            shuffle_seed=shuffle_seed(r),
+            bad_records=r,
         )
 
     def explain(self) -> str:
@@ -211,7 +235,7 @@ class Program:
         lines += [f"  {text}" for text in shared_files([(repr(s.name), s.reader.manifest) for s in self.sources])]
         lines += [f"  {f.kind} {f.identity}" for f in self.functions]
         lines += [
-            f"  tokenize field {', '.join(sorted({repr(s.field) for s in self.sources}))}: largest id "
+            f"  tokenize field {', '.join(sorted({str(s.text) for s in self.sources}))}: largest id "
             f"{self.tokenize.largest_id()}, special tokens in text {self.tokenize.spec.special_tokens_in_text}; by "
             f"{self.tokenize.backend_text}",
             f"  a document is read as  {self.tokenize.document}  ({self.tokenize.spec.roles})",
@@ -248,71 +272,59 @@ def compile_program(
     tokenizer: TokenizerSpec,
     functions: tuple[Function, ...] = (),
     backend: Wanted = "hf",
+    opening: Opening = open_source,
     storage: StorageSettings = LOCAL,
 ) -> Program:
-    """Open and cut every source. Raises ``ConfigError``, ``SourceError``, ``TokenizerError``."""
+    """Open, by ``opening``, and cut every source. Raises ``ConfigError``, ``SourceError``, ``TokenizerError``."""
     check_seq_len(seq_len)
     if not recipe.sources:
         raise ConfigError(
             "the recipe names no source; add a table for each, such as\n"
             '    [zephon.sources.wiki]\n    path = "data/wiki"\n    weight = 1.0'
         )
-    sources = tuple(opened(name, recipe.sources[name], storage) for name in sorted(recipe.sources))
-    how = cut if recipe.repeat else cut_pass
-    tables = tuple(how(i, s.reader.pieces(), recipe.chunk_bytes, recipe.lanes) for i, s in enumerate(sources))
-    identity = _identity(recipe, seq_len, sources, tokenizer, functions)
+    sources = tuple(opened(name, recipe, opening, storage) for name in sorted(recipe.sources))
+    recipe.check_contents({source.name: source.reader.contents for source in sources})
+    tables = tuple(_table(i, source, recipe) for i, source in enumerate(sources))
+    identity = identity_of_stream(recipe, seq_len, sources, tokenizer, functions)
+    made = tokenize(tokenizer, backend)
+    for source in sources:
+        source.refuse_narrow_ids(made.largest_id())
     return Program(
         recipe=recipe,
         seq_len=seq_len,
         sources=sources,
         tables=tables,
-        tokenize=tokenize(tokenizer, backend),
+        tokenize=made,
         functions=functions,
         storage=storage,
         identity=identity,
     )
 
 
-def opened(name: str, source: SourceConfig, storage: StorageSettings = LOCAL) -> Source:
+def _table(s: int, source: Source, recipe: Recipe) -> ChunkTable | SliceTable:
+    """How source number ``s`` is cut."""
+    pieces = source.reader.pieces()
+    if pieces.sequential:
+        lengths = None if recipe.repeat else source.lengths()
+        return cut_slices(s, pieces, recipe.chunk_bytes, recipe.lanes, lengths)
+    return (cut if recipe.repeat else cut_pass)(s, pieces, recipe.chunk_bytes, recipe.lanes)
+
+
+def opened(name: str, recipe: Recipe, opening: Opening = open_source, storage: StorageSettings = LOCAL) -> Source:
     """The open source ``name``. Raises ``SourceError``; where its path leads nowhere, with how that was stated."""
-    path = source.path
+    path = recipe.sources[name].path
     try:
-        return open_source(name, source, storage)
+        return opening(name, recipe.sources[name], recipe.max_record_bytes, storage)
     except SourceError as error:
         if not isinstance(path, StatedPath) or not path.hint or Path(path).exists():
             raise
         raise SourceError(f"{error} {path.hint}") from None
 
 
-def _identity(
-    recipe: Recipe, seq_len: int, sources: tuple[Source, ...], tokenizer: TokenizerSpec, functions: tuple[Function, ...]
-) -> dict[str, Any]:
-    """The recipe as plain values. Left out on purpose: source folders (only content matters), workers, prefetch and
-    ledger (speed and reporting), dp degree and local batch (which rank reads, not what is read)."""
-    weights = integer_weights({s.name: recipe.sources[s.name].weight for s in sources})
-    plain = {f.name: getattr(recipe, f.name) for f in fields(recipe) if f.metadata["in_identity"]}
-    return {
-        "stream_format": STREAM_FORMAT,
-        "seq_len": seq_len,
-        **plain,
-        "shuffle_seed": _shuffle_seed(recipe),
-        "tokenizer": tokenizer.identity,
-        "functions": [f"{f.kind} {f.identity}" for f in functions],
-        "sources": {
-            s.name: {
-                "field": s.field,
-                "format": s.reader.manifest.format,
-                "weight": weight / 2**32,
-                "shards": _shards(s.reader.manifest),
-                **({"commit": commit} if (commit := s.reader.manifest.commit) else {}),
-            }
-            for s, weight in zip(sources, weights, strict=True)
-        },
-    }
-
-
-def _chunk_bytes(source: Source, table: ChunkTable) -> np.ndarray:
-    """Planned bytes of every chunk of one epoch, int64 [chunks]; as they are found to be, where the source is small."""
+def _run_bytes(source: Source, table: ChunkTable | SliceTable) -> np.ndarray:
+    """Planned bytes of every run of one pass, int64 [runs]; as they are found to be, where the source is small."""
+    if isinstance(table, SliceTable):
+        return table.run_bytes()
     borders = [table.borders(piece) for piece in range(len(table.chunks))]
     if int(table.pieces.sizes.sum()) <= WEIGHED_BYTES:
         return np.concatenate([source.weigh(piece, b) for piece, b in enumerate(borders)])
@@ -334,15 +346,3 @@ def unended(recipe: Recipe, tokenize: Tokenize) -> list[str]:
         "the model cannot learn where one ends. Name the token that does, as eos_token in the "
         "tokenizer_config.json beside tokenizer.json; or set add_eos = false if this is meant."
     ]
-
-
-def _shuffle_seed(recipe: Recipe) -> int:
-    return recipe.seed if recipe.shuffle_seed is None else recipe.shuffle_seed
-
-
-def _shards(manifest: Manifest) -> dict[str, Any]:
-    """Name to size and sample; a count and a hash where there are too many to list."""
-    listed = {s.name: f"{s.num_bytes} bytes, sample {s.sample}" for s in manifest.shards}
-    if len(listed) <= LISTED_SHARDS:
-        return listed
-    return {"count": len(listed), "bytes": sum(s.num_bytes for s in manifest.shards), "sha256": recipe_hash(listed)}

@@ -38,6 +38,11 @@ def _table_of(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(kind, value.values()))
 
 
+def is_counts(value: object) -> bool:
+    """A table of counts by name."""
+    return _table_of(is_count)(value)
+
+
 def _hexadecimal(*lengths: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and len(value) in lengths and bool(re.fullmatch("[0-9a-f]*", value))
 
@@ -46,7 +51,7 @@ class Kind(NamedTuple):
     """What a field can be: in the words of an error, and whether a plain value is one.
 
     ``encode`` and ``decode`` go from the value in memory to the plain one and back. ``fields``: of a table whose fields
-    are known.
+    are known. ``optional``: the field is absent while it is empty.
     """
 
     name: str
@@ -54,6 +59,7 @@ class Kind(NamedTuple):
     encode: Callable[[Any], Any] = lambda value: value
     decode: Callable[[Any], Any] = lambda value: value
     fields: Mapping[str, Kind] = {}
+    optional: bool = False
 
 
 COUNT = Kind("count", is_count)
@@ -62,7 +68,7 @@ COUNTS = Kind(
     lambda v: v is None or _list_of(is_count)(v),
     decode=lambda v: None if v is None else tuple(v),
 )
-COUNT_BY_NAME = Kind("table of counts, or null", lambda v: v is None or _table_of(is_count)(v))
+COUNT_BY_NAME = Kind("table of counts, or null", lambda v: v is None or is_counts(v))
 TEXT = Kind("text", lambda v: isinstance(v, str))
 SHA256 = Kind("SHA-256", _hexadecimal(64))
 DIGESTS = Kind("table of digests", _table_of(_hexadecimal(0, 16)))
@@ -72,6 +78,13 @@ TABLE = Kind("table", lambda v: isinstance(v, dict))
 def stored(kind: Kind) -> Any:
     """A dataclass field that is a field of a state, which stands nowhere else."""
     return field(metadata={"kind": kind})
+
+
+def stored_if_any(kind: Kind) -> Any:
+    """The same for a table that is absent from the state while it is empty, as most fields of later versions are."""
+    name, fits = f"{kind.name} that is not empty", kind.fits
+    optional = kind._replace(name=name, fits=lambda value: bool(value) and fits(value), optional=True)
+    return field(default_factory=dict, metadata={"kind": optional})
 
 
 def kinds(cls: Any) -> dict[str, Kind]:
@@ -86,12 +99,13 @@ def table_of(cls: Any) -> Kind:
 
 def to_table(value: Any) -> dict[str, Any]:
     """The stored fields of a dataclass as plain values."""
-    return {name: kind.encode(getattr(value, name)) for name, kind in kinds(value).items()}
+    table = {name: kind.encode(getattr(value, name)) for name, kind in kinds(value).items()}
+    return {name: plain for name, plain in table.items() if plain or not kinds(value)[name].optional}
 
 
 def from_table(cls: type[T], table: Mapping[str, Any]) -> T:
     """The dataclass that ``to_table`` was given; the plain values were found to be of their kinds."""
-    return cls(**{name: kind.decode(table[name]) for name, kind in kinds(cls).items()})
+    return cls(**{name: kind.decode(table[name]) for name, kind in kinds(cls).items() if name in table})
 
 
 def canonical(value: Any) -> bytes:
@@ -125,6 +139,8 @@ def _check_fields(value: Mapping[str, Any], expected: Mapping[str, Kind], where:
     """Raise ``StateError`` unless ``value`` has the fields ``expected`` and no other."""
     for name, kind in expected.items():
         if name not in value:
+            if kind.optional:
+                continue
             raise damaged(where, f"field {prefix + name!r} is missing")
         if not kind.fits(value[name]) or (name == "format" and value[name] < 1):
             found = f"{type(value[name]).__name__}, not a {kind.name}: {str(value[name])[:40]!r}"

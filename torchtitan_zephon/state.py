@@ -9,20 +9,22 @@ A value that is damaged, foreign or of another format is refused by name. ``merg
 ``split`` are not needed: a lane's state is the same bytes whichever rank saves it.
 
 Later versions may add fields that are absent where they say nothing: of a stream ``line`` (older recipes with their
-first steps) and ``skipped`` (ranges of lane sequences); of a segment start ``recipe`` (which of the line), ``tapes``
-(places in compressed files) and ``records`` (read and refused, by source). This version refuses them by name.
+first steps) and ``skipped`` (ranges of lane sequences); of a segment start ``recipe`` (which of the line). This version
+refuses them by name.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from .bad_records import Counted
 from .changes import recipe_changes
 from .errors import RecipeChangedError, StateError
 from .plan.segments import SourcePlace
+from .plan.slices import TapePlace
 from .sealed import (
     COUNT,
     COUNT_BY_NAME,
@@ -38,9 +40,11 @@ from .sealed import (
     damaged,
     from_table,
     is_count,
+    is_counts,
     kinds,
     seal,
     stored,
+    stored_if_any,
     table_of,
     to_table,
     unseal,
@@ -50,16 +54,35 @@ FORMAT = 5
 """Version of these schemas. Another one is refused by name."""
 
 NO_DIGEST = "0" * 64
-SOURCES = Kind(
-    f"table of {len(SourcePlace._fields)} counts a source",
+
+
+def _counts_a_source(place: Callable[..., Any]) -> Kind:
+    """A table by source of NamedTuples ``place``, which have counts only."""
+    fields = place._fields  # type: ignore[attr-defined]
+
+    def fits(value: Any) -> bool:
+        places = value.values() if isinstance(value, dict) else [None]
+        return all(isinstance(p, list) and len(p) == len(fields) and all(map(is_count, p)) for p in places)
+
+    return Kind(
+        f"table of {len(fields)} counts a source",
+        fits,
+        lambda table: {name: list(counts) for name, counts in table.items()},
+        lambda table: {name: place(*counts) for name, counts in table.items()},
+    )
+
+
+RECORDS = Kind(
+    "table of records read and refused by source",
     lambda v: (
         isinstance(v, dict)
         and all(
-            isinstance(p, list) and len(p) == len(SourcePlace._fields) and all(map(is_count, p)) for p in v.values()
+            isinstance(c, dict) and c.keys() == {"read", "refused"} and is_count(c["read"]) and is_counts(c["refused"])
+            for c in v.values()
         )
     ),
-    lambda sources: {name: list(place) for name, place in sources.items()},
-    lambda table: {name: SourcePlace(*place) for name, place in table.items()},
+    lambda records: {name: counted._asdict() for name, counted in records.items()},
+    lambda table: {name: Counted(**counted) for name, counted in table.items()},
 )
 
 
@@ -68,13 +91,17 @@ class SegmentStart:
     """Where a segment begins: all that decides the rest of the lane.
 
     ``sources``: by name, where the lane stands in each. ``carries``: by stage, what it holds across the flush, as plain
-    values; a stage that holds nothing has none. ``digest``: hash over every sequence delivered before.
+    values; a stage that holds nothing has none. ``digest``: hash over every sequence delivered before. ``records``: by
+    source, how many were read and how many of these refused, by kind; absent unless bad records are left out.
+    ``tapes``: by source, where the lane stands in files that are read from the front.
     """
 
     segment: int = stored(COUNT)
-    sources: dict[str, SourcePlace] = stored(SOURCES)
+    sources: dict[str, SourcePlace] = stored(_counts_a_source(SourcePlace))
     carries: dict[str, Any] = stored(TABLE)
     digest: str = stored(SHA256)
+    records: dict[str, Counted] = stored_if_any(RECORDS)
+    tapes: dict[str, TapePlace] = stored_if_any(_counts_a_source(TapePlace))
 
     @classmethod
     def first(cls, names: Iterable[str]) -> SegmentStart:
@@ -167,7 +194,7 @@ def decode_lane(data: object, lane: int, names: Collection[str]) -> LaneState:
         raise StateError(
             f"{where} says it belongs to lane {state.lane}; the checkpoint was put together wrongly. {OLDER_STEP}"
         )
-    for table in (state.start.sources, state.source_digests):
+    for table in (state.start.sources, state.source_digests, state.start.records or state.start.sources):
         if table.keys() != set(names):
             raise StateError(
                 f"{where} is for the sources {_named(table)}, and the recipe's are {_named(names)}. {OLDER_STEP}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import socket
 import subprocess
@@ -109,10 +110,10 @@ def test_json_is_read_where_a_file_or_a_glob_names_it(tmp_path: Path) -> None:
     assert "is read if the path names it, as in FOLDER/*.json" in refusal(tmp_path)
 
 
-def test_compressed_json_is_refused_where_it_is_named(tmp_path: Path) -> None:
-    (tmp_path / "c4.00000-of-00001.json.gz").write_bytes(b"x")
-    assert "is compressed" in refusal(tmp_path / "c4.00000-of-00001.json.gz")
-    assert "is compressed" in refusal(f"{tmp_path}/*.json.gz")
+def test_packed_json_is_read_where_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c4.00000-of-00001.json.gz").write_bytes(gzip.compress(b'{"text": "one"}\n'))
+    for path in (tmp_path / "c4.00000-of-00001.json.gz", f"{tmp_path}/*.json.gz"):
+        assert names_of(list_source("s", SourceConfig(path=str(path)))) == ["c4.00000-of-00001.json.gz"]
     assert "found only .gz" in refusal(tmp_path)
 
 

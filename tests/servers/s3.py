@@ -33,7 +33,7 @@ def start_s3() -> Iterator[str]:
         server.wait(10)
 
 
-def _wait_for(url: str, server: subprocess.Popen[bytes], seconds: float = 60) -> None:
+def _wait_for(url: str, server: subprocess.Popen[bytes], seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while True:
         try:

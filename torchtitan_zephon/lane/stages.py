@@ -15,11 +15,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..bad_records import DEFAULTS, BadRecordSettings, Counted
 from ..ops.pack import Pack, Packing
 from ..ops.render import padding_rows
 from ..ops.shuffle import ShuffleBuffer
 from ..plan import keyed
 from ..plan.segments import Ends, LanePlan, Planned
+from ..plan.slices import TapePlace
 from ..records import Documents, Rows, Sequence
 from ..sealed import damaged
 from ..state import SegmentStart
@@ -60,6 +62,12 @@ class LaneProgram:
     shuffle_buffer_sequences: int
     shuffle_seed: int
     links: tuple[Link, ...] = ()
+    bad_records: BadRecordSettings = DEFAULTS
+
+    @property
+    def counts_bad(self) -> bool:
+        """Whether bad records are left out and counted; else none gets here."""
+        return self.bad_records.on_bad_record == "skip"
 
     @property
     def lane(self) -> int:
@@ -75,12 +83,15 @@ def no_digests(program: LaneProgram) -> tuple[str, ...]:
 class Passing(NamedTuple):
     """A packet under way. ``digests``: by source, of the segment up to it, as documents left the first trip.
 
-    ``carries``: of the stages that it has passed, if it ends a segment.
+    ``records``: by source, of the lane up to it, if bad records are counted. ``tapes``: by source, the places behind
+    it. ``carries``: of the stages that it has passed, if it ends a segment.
     """
 
     planned: Planned
     documents: Documents
     digests: tuple[str, ...]
+    records: dict[str, Counted]
+    tapes: dict[str, TapePlace]
     carries: dict[str, Any]
 
 
@@ -151,7 +162,8 @@ class MakeRows:
         before = [self.start.sources[name] for name in names]
         sources = program.plan.after(before, packet.planned.behind, self.tokens.tolist())
         carries = _with_carry(packet.carries, PACK, self.packer.carry(names))
-        self.start = SegmentStart(self.start.segment + 1, dict(zip(names, sources, strict=True)), carries, "")
+        places = dict(zip(names, sources, strict=True))
+        self.start = SegmentStart(self.start.segment + 1, places, carries, "", packet.records, packet.tapes)
         self._begin_segment()
         return self.start
 

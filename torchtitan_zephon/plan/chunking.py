@@ -70,12 +70,14 @@ class Chunk(NamedTuple):
 class Pieces:
     """What a source consists of. ``units`` are bytes (JSONL) or rows (Parquet): int64 [pieces].
 
-    ``sizes`` are text bytes, int64 [pieces]; ``runs_of_one`` says that every chunk is a run.
+    ``sizes`` are text bytes, int64 [pieces]; ``runs_of_one`` says that every chunk is a run. ``sequential``: a piece
+    can only be read from its front, and its size is what it is taken to hold (``slices.py``).
     """
 
     sizes: np.ndarray
     units: np.ndarray
     runs_of_one: bool
+    sequential: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +128,19 @@ class ChunkTable:
         return Chunk(self.source, epoch, number, piece, start, stop, size), last
 
 
+def chunk_size(total_bytes: int, target_bytes: int, lanes: int) -> int:
+    """``target_bytes``, or less where that would leave a lane under ``CHUNKS_PER_LANE`` chunks, but not under 4 KiB."""
+    fits = total_bytes // (CHUNKS_PER_LANE * lanes)
+    return max(min(target_bytes, fits), min(target_bytes, SMALLEST_CHUNK_BYTES))
+
+
 def cut(source: int, pieces: Pieces, target_bytes: int, lanes: int) -> ChunkTable:
     """Choose a chunk size for ``pieces`` and count the runs of each piece.
 
-    The size is ``target_bytes``, or less where that would leave a lane under
-    ``CHUNKS_PER_LANE`` chunks, but not under 4 KiB. It depends on the manifest and the recipe
-    only. An empty piece has no chunk.
+    The size depends on the manifest and the recipe only. An empty piece has no chunk.
     """
     total = int(pieces.sizes.sum())
-    chunk_bytes = max(min(target_bytes, total // (CHUNKS_PER_LANE * lanes)), min(target_bytes, SMALLEST_CHUNK_BYTES))
+    chunk_bytes = chunk_size(total, target_bytes, lanes)
     chunks = -(-pieces.sizes // chunk_bytes)
     if pieces.runs_of_one:
         run_chunks = 1

@@ -3,9 +3,9 @@
 What flows in: a cursor (for each source: runs finished, chunks done in the current run) and a source. What flows out:
 the source's next chunk and the cursor behind it. Nothing is read here, so a whole job can be planned on paper.
 
-Which runs of a source are the lane's own is said by ``Endless`` (a repeating stream) or ``Dealt``
-(one pass). The lane's first chunk is taken in two parts, so that the lane begins as one that has been
-under way: see ``mixture.Begin``.
+Which runs of a source are the lane's own is said by ``Endless`` (a repeating stream), ``Dealt`` (one pass), or ``Tape``
+(a repeating stream of files that can only be read from the front). The lane's first chunk is taken in two parts, so
+that the lane begins as one that has been under way: see ``mixture.Begin``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from . import keyed
 from .chunking import Chunk, ChunkTable
 from .mixture import Begin
+from .slices import SliceTable
 
 
 class Cursor(NamedTuple):
@@ -69,18 +70,33 @@ class Dealt:
 
 
 @dataclass(frozen=True, slots=True)
+class Tape:
+    """A lane's runs of one source whose lengths are not known. To the plan it is a single run without an end."""
+
+    runs: Endless
+
+    def has(self, taken: int) -> bool:
+        """Always."""
+        return True
+
+    def run(self, taken: int) -> tuple[int, int]:
+        """The one run."""
+        return 0, 0
+
+
+@dataclass(frozen=True, slots=True)
 class LaneRuns:
     """The chunks of ``lane``. One a source: ``tables`` and ``runs``."""
 
     lane: int
-    tables: tuple[ChunkTable, ...]
-    runs: tuple[Endless | Dealt, ...]
+    tables: tuple[ChunkTable | SliceTable, ...]
+    runs: tuple[Endless | Dealt | Tape, ...]
     begin: Begin
 
     @property
     def repeat(self) -> bool:
         """Whether the lane is endless."""
-        return all(isinstance(runs, Endless) for runs in self.runs)
+        return not any(isinstance(runs, Dealt) for runs in self.runs)
 
     @property
     def start(self) -> Cursor:
@@ -103,7 +119,10 @@ class LaneRuns:
     def holds(self, cursor: Cursor) -> bool:
         """Whether there is a run and a chunk of every source at which ``cursor`` stands."""
         for s, (runs, taken, k) in enumerate(zip(self.runs, cursor.runs, cursor.chunks, strict=True)):
-            if not runs.has(taken):
+            if isinstance(runs, Tape):
+                if taken:
+                    return False
+            elif not runs.has(taken):
                 if k or (taken and not runs.has(taken - 1)):
                     return False
             elif k > self.tables[s].run_chunks or any(

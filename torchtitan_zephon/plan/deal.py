@@ -30,10 +30,15 @@ LEVELLED_CHUNKS = 65536
 """With more of them the lanes are level anyway."""
 
 
+def pass_chunk_size(total_bytes: int, target_bytes: int, lanes: int) -> int:
+    """At most ``target_bytes``, and small beside a lane's part of one pass."""
+    return min(target_bytes, max(SMALLEST_CHUNK_BYTES, total_bytes // (CHUNKS_A_LANE * lanes)))
+
+
 def cut_pass(source: int, pieces: Pieces, target_bytes: int, lanes: int) -> ChunkTable:
     """The chunks of one pass: every chunk is a run, at most ``target_bytes``, and small beside a lane's part."""
     total = max(1, int(pieces.sizes.sum()))
-    chunk_bytes = min(target_bytes, max(SMALLEST_CHUNK_BYTES, total // (CHUNKS_A_LANE * lanes)))
+    chunk_bytes = pass_chunk_size(total, target_bytes, lanes)
     if pieces.runs_of_one:
         chunks = -(-pieces.sizes // chunk_bytes)
     else:

@@ -19,8 +19,17 @@ DECODED_BYTES = 128 * 2**20
 """A place in a Parquet row group costs decoding it up to there: places are moved to the front to stay under this."""
 
 
+SEQUENTIAL_PLACES = 16
+
+
 def places(pieces: Pieces, estimate_bytes: int) -> Iterator[tuple[int, int]]:
-    """Piece and unit (byte of a JSONL file, row of a row group) of every place, in ascending order."""
+    """Piece and unit (byte of a JSONL file, row of a row group) of every place, in ascending order.
+
+    Of files that are read from the front, ``SEQUENTIAL_PLACES`` at the beginnings of as many, or fewer.
+    """
+    if pieces.sequential:
+        yield from _beginnings(pieces, estimate_bytes // SEQUENTIAL_PLACES)
+        return
     count = max(FEWEST_PLACES, estimate_bytes // PLACE_BYTES)
     ends = np.cumsum(pieces.sizes)
     total = int(ends[-1])
@@ -33,3 +42,11 @@ def places(pieces: Pieces, estimate_bytes: int) -> Iterator[tuple[int, int]]:
         if decoded > DECODED_BYTES:
             within = within * DECODED_BYTES // decoded
         yield piece, min(units - 1, within * units // size)
+
+
+def _beginnings(pieces: Pieces, place_bytes: int) -> Iterator[tuple[int, int]]:
+    full = np.flatnonzero(pieces.sizes)
+    few = min(SEQUENTIAL_PLACES, len(full))
+    for piece in full[(2 * np.arange(few) + 1) * len(full) // (2 * few)].tolist():
+        for k in range(SEQUENTIAL_PLACES // few):
+            yield piece, k * place_bytes

@@ -12,15 +12,19 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from ..errors import SourceError
-from .folders import refuse_revisions, refuse_splits, refuse_tables
-from .formats import NAMED_SUFFIXES, SUFFIXES
+from .folders import refuse_copies, refuse_revisions, refuse_tables
+from .formats import check_format, format_of
 from .listing import SHOWN_NAMES, left_out_text, list_files
+from .pattern import Pattern, root_of
 from .sample import sample
 from .settings import SourceConfig
-from .store import Store
+from .splits import names_of_split
+from .store import LocalStore, Store
 from .stores.cache import with_cache
+from .stores.open import open_url
 from .stores.settings import LOCAL, StorageSettings
-from .walk import LeftOut
+from .stores.url import is_url
+from .walk import LeftOut, Reason
 
 
 class Shard(NamedTuple):
@@ -38,11 +42,6 @@ class Manifest(NamedTuple):
     format: str
     shards: tuple[Shard, ...]
     left_out: tuple[LeftOut, ...] = ()
-
-    @property
-    def commit(self) -> str:
-        """What all files are of, where they have commits; else ''."""
-        return self.store.commit
 
     @property
     def root(self) -> PurePath:
@@ -84,14 +83,19 @@ def list_source(name: str, settings: SourceConfig, storage: StorageSettings = LO
     read, or a folder of which only some files are meant (``folders.py``).
     """
     path = settings.path
-    store, files, left_out, tables = list_files(name, path, storage)
+    check_format(name, settings.format)
+    store, below = place_of(name, path, settings.format, storage)
     root = store.root
+    found, left_out, tables = list_files(name, path, store, below)
+    own = set(names_of_split(name, root, [file.name for file in found], settings.split))
+    files = [file for file in found if file.name in own]
+    left_out += tuple(LeftOut(file.name, Reason.OTHER_SPLIT) for file in found if file.name not in own)
     names = [file.name for file in files]
-    kind = _format(name, path, root, names)
+    kind = settings.format or _format(name, path, root, names)
     if kind == "parquet" and isinstance(root, Path):
         refuse_tables(name, root, tables, names)
     refuse_revisions(name, root, names)
-    refuse_splits(name, root, names)
+    refuse_copies(name, root, names)
     if not any(file.num_bytes for file in files):
         raise SourceError(f"source {name!r}: all {len(names)} files at {path!r} are empty.")
     samples = sample(name, kind, store, files)
@@ -99,10 +103,23 @@ def list_source(name: str, settings: SourceConfig, storage: StorageSettings = LO
     return Manifest(with_cache(store, storage), kind, shards, left_out)
 
 
+def place_of(name: str, path: str, format: str = "", storage: StorageSettings = LOCAL) -> tuple[Store, Pattern | str]:
+    """What reads the files of ``path``, and the pattern below its root; for a single file its name.
+
+    ``format``: that of the files, if the source states it.
+    """
+    if is_url(path):
+        try:
+            return open_url(path, storage, format)
+        except (SourceError, OSError) as error:
+            raise SourceError(f"source {name!r}: {error}") from None
+    root, below = root_of(name, path, format)
+    return LocalStore(root), below
+
+
 def _format(name: str, path: str, root: PurePath, names: list[str]) -> str:
     """The one format of all files."""
-    suffixes = {f".{name.rpartition('.')[2].lower()}" for name in names}
-    formats = {(SUFFIXES | NAMED_SUFFIXES)[suffix] for suffix in suffixes}
+    formats = {kind for name in names if (kind := format_of(name))}
     if len(formats) > 1:
         raise SourceError(
             f"source {name!r}: {path!r} holds both {' and '.join(sorted(formats))} files, and each record would be "

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import SourceError
-from .formats import FORMATS, SUFFIXES
-from .pattern import root_of
-from .store import LocalStore, Store
-from .stores.open import open_url
-from .stores.settings import LOCAL, StorageSettings
-from .stores.url import is_url
+from .formats import formats, own_suffixes, suffixes
+from .packings import PACKINGS
+from .pattern import Pattern
+from .store import Store
 from .walk import File, LeftOut, Reason, Walk
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -29,47 +27,38 @@ SHOWN_NAMES = 5
 class Listing(NamedTuple):
     """``tables``: folders met that hold a name which marks a table format, relative to the root."""
 
-    store: Store
     files: list[File]
     left_out: tuple[LeftOut, ...]
     tables: set[str]
 
 
-def list_files(source: str, path: str, storage: StorageSettings = LOCAL) -> Listing:
-    """All files that ``path`` stands for. Raises ``SourceError`` for none, and for what cannot be read or is packed."""
-    store, walk = _walked(source, path, storage) if is_url(path) else _local(source, path)
+def list_files(source: str, path: str, store: Store, below: Pattern | str) -> Listing:
+    """All files that ``path`` stands for: what is ``below`` the root of ``store``.
+
+    Raises ``SourceError`` for none, and for what cannot be read or is packed.
+    """
+    try:
+        walk = store.list(below)
+    except (SourceError, OSError) as error:  # of a place behind a URL; others collect what they meet
+        raise SourceError(f"source {source!r}: {error}") from None
     files = [_named_in_utf8(walk, file) for file in walk.files]
     if walk.problems:
         problems = sorted(walk.problems, key=lambda p: os.fsencode(p[0]))
         more = f" There are {len(problems) - 1:,} more such names." * (len(problems) > 1)
         raise SourceError(f"source {source!r}: {str(store.root / problems[0][0])!r} {problems[0][1]}{more}")
     if walk.packed:
-        titles = " and ".join(of.title for of in FORMATS.values())
+        titles = ", ".join(of.title for of in formats().values() if of.cutter)
+        packings = ", ".join(packing.suffix for packing in PACKINGS)
         raise SourceError(
-            f"source {source!r}: {min(walk.packed)!r} is compressed ({len(walk.packed)} such files at {path!r}); "
-            f"this version reads plain {titles}. Unpack them, or convert them to Parquet."
+            f"source {source!r}: {min(walk.packed)!r} is compressed in a way that is not read ({len(walk.packed)} such "
+            f"files at {path!r}). Files of {titles} may be packed as {packings}, others not. Unpack them, or convert "
+            "them to Parquet."
         )
     files, second = once(files)
     left_out = tuple(sorted([*walk.left_out, *second], key=lambda left: left.name.encode("utf-8", "surrogateescape")))
     if not files:
-        raise _nothing(source, path, left_out)
-    return Listing(store, files, left_out, walk.tables)
-
-
-def _local(source: str, path: str) -> tuple[Store, Walk]:
-    """The store of a path of this machine, and what the path stands for."""
-    root, below = root_of(source, path)
-    store = LocalStore(root)
-    return store, store.list(below)
-
-
-def _walked(source: str, url: str, storage: StorageSettings) -> tuple[Store, Walk]:
-    """The same for a URL."""
-    try:
-        store, below = open_url(url, storage)
-        return store, store.list(below)
-    except (SourceError, OSError) as error:
-        raise SourceError(f"source {source!r}: {error}") from None
+        raise _nothing(source, path, below.format if isinstance(below, Pattern) else "", left_out)
+    return Listing(files, left_out, walk.tables)
 
 
 def once(files: list[File]) -> tuple[list[File], list[LeftOut]]:
@@ -116,7 +105,7 @@ def _named_in_utf8(walk: Walk, file: File) -> File:
     return file._replace(name=name)
 
 
-def _nothing(source: str, path: str, left_out: tuple[LeftOut, ...]) -> SourceError:
+def _nothing(source: str, path: str, format: str, left_out: tuple[LeftOut, ...]) -> SourceError:
     types = [left.name for left in left_out if left.reason is Reason.OTHER_TYPE]
     kinds = sorted({Path(name).suffix or Path(name).name for name in types})[:8]
     others = tuple(left for left in left_out if left.reason is not Reason.OTHER_TYPE)
@@ -125,9 +114,16 @@ def _nothing(source: str, path: str, left_out: tuple[LeftOut, ...]) -> SourceErr
     ways = []
     if ".json" in kinds:
         ways.append(" A .json file with one record a line is read if the path names it, as in FOLDER/*.json.")
+    if not format:
+        ways += [
+            f" A {kind} file is read with {' or '.join(stated)}, which its ending does not say."
+            for kind in kinds
+            if (stated := [f'format = "{name}"' for name, of in formats().items() if kind in of.stated_suffixes])
+        ]
     if any(left.reason is Reason.FOLDER for left in others):
         ways.append(" To read what is in a folder that a glob matches, add /** to the glob.")
+    found_text = "; ".join(found) or "it is empty"
+    endings = ", ".join(sorted(own_suffixes(format)) if format else suffixes())
     return SourceError(
-        f"source {source!r}: no {', '.join(SUFFIXES)} file at {path!r} ({'; '.join(found) or 'it is empty'})."
-        + "".join(ways)
+        f"source {source!r}: no data file at {path!r} ({found_text}). Data files end in {endings}.{''.join(ways)}"
     )

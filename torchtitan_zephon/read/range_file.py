@@ -42,7 +42,7 @@ class RangedStore:
         return pa.PythonFile(self._file(name), "r")
 
     def _file(self, name: str) -> RangeFile:
-        return RangeFile(self.path(name), cast(int, self.version(name)[0]), partial(self.read, name))
+        return RangeFile(self.path(name), self.version(name)[0], partial(self.read, name))
 
 
 class RangeFile(io.RawIOBase):

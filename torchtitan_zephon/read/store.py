@@ -18,18 +18,20 @@ from .walk import Walk
 BUFFER_BYTES = 4096
 """Python's own choice is a block of the file system, which may be 4 MiB, and that much would be read for every look."""
 
-Version = tuple[int | str, ...]
+Version = tuple[int, int | str]
 """Of a file: its size in bytes, and whatever else changes when the file does."""
 
 
 class Store(Protocol):
-    """What a place must offer. All reads of a file give one version of it, or an error."""
+    """What a place must offer. All reads of a file give one version of it, or an error.
 
-    commit: str
-    """What all files are of, in a place that has commits; else ''."""
+    ``commit``: what all files are of, in a place that has commits; else ''.
+    """
 
     @property
     def root(self) -> PurePath: ...
+    @property
+    def commit(self) -> str: ...
     def digest(self, name: str) -> str: ...
     def path(self, name: str) -> str: ...
     def list(self, below: Pattern | str) -> Walk: ...

@@ -7,22 +7,27 @@ rank, step by step, and the state of its lanes at every step's end.
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..balance import Figures
 from ..config import RunSettings
 from ..lane.machine import Lane
 from ..ledger import LaneEntry, LedgerWriter
 from ..plan.layout import Layout
 from ..program import Program
-from ..records import Batch, Figures, Sequence
+from ..progress import Progress
+from ..records import Batch, Sequence
 from ..state import Snapshot, recipe_hash
 from .fetch import Fetch
-from .progress import Progress
-from .watch import Watch, figures_of
+from .watch import Watch, balance_of, figures_of
+
+logger = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
@@ -97,17 +102,19 @@ class LaneEngine:
         """Replay, all lanes in step, and compare the digests."""
         states = {state.lane: state for state in self._at.lanes}
         delivered = [(lane, states[lane.number].delivered) for lane in self._lanes]
-        progress = Progress(lanes=len(self._lanes), sequences=sum(n for _, n in delivered))
-        for i in range(max(n for _, n in delivered)):
-            behind = [lane for lane, n in delivered if i < n]
-            self._fetch.active = behind  # the workers are for the lanes that still have far to go
-            for lane in behind:
-                self._take(lane)
-            progress.done(len(behind))
+        sequences, began = sum(n for _, n in delivered), time.monotonic()
+        with Progress(f"restoring {len(self._lanes)} lanes", sequences, "sequences read again") as progress:
+            for i in range(max(n for _, n in delivered)):
+                behind = [lane for lane, n in delivered if i < n]
+                self._fetch.active = behind  # the workers are for the lanes that still have far to go
+                for lane in behind:
+                    self._take(lane)
+                progress.done(len(behind))
         for lane in self._lanes:
             lane.check_replay(states[lane.number])
         if self.step:
-            progress.end()
+            said = f"{sequences:,}", len(self._lanes), time.monotonic() - began
+            logger.info("restored: %s sequences of %d lanes read again in %.1f s", *said)
         self._replayed = True
         self._fetch.active = self._lanes
         self._fetch.ahead()
@@ -121,6 +128,7 @@ class LaneEngine:
             if self._at_end():
                 for lane in self._lanes:
                     self._fetch.read_on(lane)  # records that gave no sequence are in the balance too
+                self._tell_refused()
                 return None
             self._read_step()
         return self._parts.popleft()
@@ -149,12 +157,17 @@ class LaneEngine:
         if self._ledger:
             self._ledger.write(step, entries)
         self._fetch.ahead()
+        self._tell_refused()
         if layout.dp_rank == 0 and step & (step - 1) == 0:  # at steps 1, 2, 4, 8, ...
             self._watch.look(figures_of(self._lanes), self._at.stream.tokens_per_mib or {})
         size = layout.local_batch_size
         self._parts.extend(sequences[i : i + size] for i in range(0, len(sequences), size))
         behind = self._at.stream.lane_sequences + layout.lane_sequences
         self._at = self._at._replace(stream=replace(self._at.stream, step=step, lane_sequences=behind))
+
+    def _tell_refused(self) -> None:
+        if self._program.recipe.on_bad_record == "skip":
+            self._watch.look_at_refused(balance_of(self._lanes))
 
     def _take(self, lane: Lane) -> Sequence:
         self._fetch.read_on(lane)

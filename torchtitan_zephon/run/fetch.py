@@ -33,6 +33,7 @@ class Fetch:
         self._work: dict[int, deque[tuple[Future[Packet], Chunk]]] = {lane.number: deque() for lane in lanes}
         self._trips: dict[int, deque[tuple[Future[Documents], Trip]]] = {lane.number: deque() for lane in lanes}
         self._bytes_out = 0
+        self._tapes = {lane.number: program.tapes(lane.program.plan, lane.tapes) for lane in lanes}
 
     def read_on(self, lane: Lane) -> None:
         """Let chunks arrive until ``lane`` has a sequence, or is dry."""
@@ -67,7 +68,9 @@ class Fetch:
     def _ask(self, lane: Lane) -> None:
         if (chunk := lane.plan_chunk()) is not None:
             self._bytes_out += chunk.num_bytes
-            self._work[lane.number].append((self._pool.submit(self._program.work, chunk), chunk))
+            tape = self._tapes[lane.number].get(chunk.source)
+            turn = None if tape is None else tape.turn()
+            self._work[lane.number].append((self._pool.submit(self._program.work, chunk, turn), chunk))
 
     def close(self) -> None:
         """End the workers. Safe to call twice."""

@@ -16,7 +16,10 @@ from ..errors import StateError, TokenizerError
 from ..ops.tokenize import Backend
 from ..plan.layout import Layout
 from ..program import Program, compile_program
+from ..read.settings import SourceConfig
+from ..read.source import Source, open_source, source_of
 from ..read.stores.hub import COMMIT, at_commit
+from ..read.stores.settings import StorageSettings
 from ..state import (
     NEW_STREAM,
     OLDER_STEP,
@@ -87,16 +90,23 @@ def pinned(program: Program, before: Mapping[str, Any]) -> Program:
 
     What a path such as ``hf://OWNER/NAME``, or a branch, means may have moved on since.
     """
-    sources = {}
-    for source in program.sources:
-        own, commit = program.recipe.sources[source.name], _commit_of(before, source.name)
-        if commit and commit != source.reader.manifest.commit:
-            own = replace(own, path=at_commit(own.path, commit))
-        sources[source.name] = own
+    manifests, sources = {source.name: source.reader.manifest for source in program.sources}, {}
+    for name, own in program.recipe.sources.items():
+        commit = _commit_of(before, name)
+        moved = commit and commit != manifests[name].store.commit
+        sources[name] = replace(own, path=at_commit(own.path, commit)) if moved else own
     if sources == program.recipe.sources:
         return program
+
+    def opening(name: str, settings: SourceConfig, max_record_bytes: int, storage: StorageSettings) -> Source:
+        if settings == program.recipe.sources[name]:
+            return source_of(name, settings, max_record_bytes, manifests[name])
+        return open_source(name, settings, max_record_bytes, storage)
+
     recipe, tokenize = replace(program.recipe, sources=sources), program.tokenize
-    return compile_program(recipe, program.seq_len, tokenize.spec, program.functions, tokenize.backend, program.storage)
+    return compile_program(
+        recipe, program.seq_len, tokenize.spec, program.functions, tokenize.backend, opening, program.storage
+    )
 
 
 def _commit_of(recipe: Mapping[str, Any], source: str) -> str:

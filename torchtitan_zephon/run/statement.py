@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
+from ..plan.chunking import ChunkTable
 from ..plan.layout import Layout
+from ..plan.slices import SliceTable
 from ..program import Program
-from ..read.formats import FORMATS
+from ..read.formats import formats as known_formats
 from ..state import Snapshot, StreamState
 
 Table = dict[str, str]
@@ -82,17 +84,23 @@ def _read(program: Program, backend: str, layout: Layout) -> dict[str, Table]:
         "versions": _versions((s.reader.manifest.format for s in program.sources), backend),
         "recipe": dict(_flat({**recipe, "sources": sources})),
         "shards": {
-            prefix + repr(shard.name): f"{shard.num_bytes} bytes, sample {shard.sample}"
-            for prefix, shards in ((f"sources.{s.name}.shards: ", s.reader.manifest.shards) for s in program.sources)
-            for shard in shards
+            f"sources.{source.name}.shards": pieces_text(table)
+            for source, table in zip(program.sources, program.tables, strict=True)
         },
         "layout": {name: str(getattr(layout, name)) for name in ("global_batch_size", "dp_degree", "local_batch_size")},
     }
 
 
+def pieces_text(table: ChunkTable | SliceTable) -> str:
+    """What the files of a source consist of. All ranks have one list of them, and each finds their row groups."""
+    pieces = table.pieces
+    digest = hashlib.blake2b(pieces.sizes.tobytes() + pieces.units.tobytes(), digest_size=8).hexdigest()
+    return f"{len(pieces.sizes)} pieces, digest {digest}"
+
+
 def _versions(formats: Iterable[str], backend: str) -> Table:
     """What is installed of the packages that make tokens of this job's files."""
-    packages = {"torchtitan_zephon", "tokenizers", *(FORMATS[name].package for name in formats)}
+    packages = {"torchtitan_zephon", "tokenizers", *(known_formats()[name].package for name in formats)}
     if backend != "hf":
         packages.add(backend)
     return {"tokenizer_backend": backend, **{f"version of {name}": _version(name) for name in sorted(packages)}}

@@ -16,6 +16,9 @@ from tests.servers.hub import Hub, start_hub
 from tests.servers.proxy import Proxy, start_proxy
 from tests.servers.s3 import environment, make_bucket, start_s3
 from torchtitan_zephon.read import retry
+from torchtitan_zephon.read.files import place_of
+from torchtitan_zephon.read.listing import Listing, list_files
+from torchtitan_zephon.read.store import Store
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,12 @@ class Bucket:
 
     def url(self, key: str = "") -> str:
         return f"s3://{self.name}/{key}"
+
+
+def listing_of(path: str) -> tuple[Store, Listing]:
+    """What reads the files of ``path``, and which they are."""
+    store, below = place_of("s", path)
+    return store, list_files("s", path, store, below)
 
 
 @pytest.fixture(scope="session")

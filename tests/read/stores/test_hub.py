@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.read.stores.conftest import HubPlace, parquet_bytes
+from tests.read.stores.conftest import HubPlace, listing_of, parquet_bytes
 from tests.scenarios import global_batches, small_pipeline, texts_of
 from tests.servers.hub import TOKEN
 from tests.servers.proxy import Fault
 from torchtitan_zephon import RecipeChangedError, SourceConfig, SourceError
 from torchtitan_zephon.read.files import Manifest, list_source
-from torchtitan_zephon.read.listing import list_files
 
 ROOT = Path(__file__).resolve().parents[3]
 WIKI, NEWS = "hf://Salesforce/wikitext/wikitext-2-raw-v1/train", "hf://fancyzhx/ag_news/default/train"
@@ -70,7 +69,8 @@ def test_the_published_example_runs_as_written(place: HubPlace) -> None:
 def test_a_path_means_what_people_expect(place: HubPlace, path: str, names: list[str]) -> None:
     manifest = listed(path)
     assert [shard.name for shard in manifest.shards] == names
-    assert f"@{manifest.commit}" in manifest.files_text()
+    assert len(manifest.store.commit) == 40
+    assert f"@{manifest.store.commit}" in manifest.files_text()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_names_come_in_pages(place: HubPlace) -> None:
     files = {f"data/train-{n:05}-of-00050.parquet": parquet_bytes([f"{n}"]) for n in range(50)}
     place.hub.push("datasets/a/many", files)
     place.hub.page = 7
-    assert len(list_files("s", "hf://a/many").files) == 50
+    assert len(listing_of("hf://a/many")[1].files) == 50
 
 
 def test_files_that_only_the_card_names_are_read_whatever_their_ending(place: HubPlace) -> None:

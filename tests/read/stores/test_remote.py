@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -12,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.read.stores.conftest import Bucket
+from tests.read.stores.conftest import Bucket, listing_of
 from tests.read.test_pattern import FILES, FOLDERS, LAST, PARTS
 from tests.scenarios import corpus, global_batches, small_pipeline, write_jsonl
 from tests.servers.proxy import Fault
 from tests.servers.s3 import put, put_folder
 from torchtitan_zephon import SourceConfig, SourceError
 from torchtitan_zephon.read.files import Manifest, list_source
-from torchtitan_zephon.read.listing import list_files
+from torchtitan_zephon.read.store import Store
 from torchtitan_zephon.read.walk import Reason
 
 fsspec = pytest.importorskip("fsspec")
@@ -70,13 +71,13 @@ def test_a_path_takes_what_it_does_on_a_disk(trees: tuple[Path, str], parts: lis
     found = []
     for root in trees:
         try:
-            listing = list_files("s", f"{root}/{below}")
+            store, listing = listing_of(f"{root}/{below}")
         except SourceError as error:
-            found.append("no .jsonl" in str(error) and "error")
+            found.append("no data file" in str(error) and "error")
         else:
-            left = {(str(listing.store.root / name).removeprefix(str(root)), why) for name, why, _ in listing.left_out}
+            left = {(str(store.root / name).removeprefix(str(root)), why) for name, why, _ in listing.left_out}
             found.append((
-                {str(listing.store.root / file.name).removeprefix(str(root)) for file in listing.files},
+                {str(store.root / file.name).removeprefix(str(root)) for file in listing.files},
                 {(name, why) for name, why in left if why is not Reason.FOLDER},
             ))  # fmt: skip
     assert found[0] == found[1] or not (found[0] and found[1])
@@ -105,7 +106,7 @@ def test_a_file_that_is_named_is_read_whatever_its_name(memory: str) -> None:
 
 def test_more_names_than_a_page_has_are_all_listed(bucket: Bucket) -> None:
     put(bucket.server, bucket.name, {f"many/{n:04}.jsonl": b'{"text": "x"}\n' for n in range(1100)})
-    assert len(list_files("s", bucket.url("many")).files) == 1100
+    assert len(listing_of(bucket.url("many"))[1].files) == 1100
     assert sum("list-type" in seen.path for seen in bucket.proxy.seen) == 3
 
 
@@ -143,7 +144,8 @@ def test_a_url_that_names_no_files_is_refused_with_the_way_out(memory: str, path
 
 
 def test_a_protocol_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     assert "pip install 's3fs'" in refusal("s3://bucket/x")
 
 
@@ -151,19 +153,19 @@ def test_a_protocol_whose_package_is_missing_says_what_to_install(monkeypatch: p
 
 
 @pytest.fixture
-def store(bucket: Bucket) -> Manifest:
+def store(bucket: Bucket) -> Store:
     put(bucket.server, bucket.name, {"x.jsonl": DATA, "y.jsonl": b""})
-    listing = list_files("s", bucket.url("x.jsonl"))
+    store, _ = listing_of(bucket.url("x.jsonl"))
     bucket.proxy.clear()
-    return listing.store
+    return store
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 10), (300, 25_000), (1_023_990, 2**30), (2**30, 2**31), (5, 5)])
-def test_a_range_is_the_bytes_of_the_file_up_to_its_end(store, start: int, stop: int) -> None:
+def test_a_range_is_the_bytes_of_the_file_up_to_its_end(store: Store, start: int, stop: int) -> None:
     assert store.read("x.jsonl", start, stop) == DATA[start:stop]
 
 
-def test_a_range_costs_one_request_and_connections_are_kept(bucket: Bucket, store) -> None:
+def test_a_range_costs_one_request_and_connections_are_kept(bucket: Bucket, store: Store) -> None:
     for start in range(0, 100_000, 1000):
         store.read("x.jsonl", start, start + 1000)
     assert len(bucket.proxy.seen) == 100
@@ -171,7 +173,7 @@ def test_a_range_costs_one_request_and_connections_are_kept(bucket: Bucket, stor
     assert bucket.proxy.connections <= 1
 
 
-def test_reading_on_fetches_ahead_and_a_look_does_not(bucket: Bucket, store) -> None:
+def test_reading_on_fetches_ahead_and_a_look_does_not(bucket: Bucket, store: Store) -> None:
     with store.open("x.jsonl") as file:
         file.seek(500_000)
         assert file.read(10) == DATA[500_000:500_010]
@@ -182,7 +184,7 @@ def test_reading_on_fetches_ahead_and_a_look_does_not(bucket: Bucket, store) -> 
     assert bucket.proxy.body_bytes < len(DATA) + 8192
 
 
-def test_threads_read_at_once(store) -> None:
+def test_threads_read_at_once(store: Store) -> None:
     wrong = []
 
     def read(first: int) -> None:
@@ -201,7 +203,7 @@ def test_threads_read_at_once(store) -> None:
 def test_a_footer_is_one_request(bucket: Bucket, tmp_path: Path) -> None:
     local = corpus(tmp_path)["beta"]
     put_folder(bucket.server, bucket.name, local)
-    store = list_files("s", bucket.url("rows.parquet")).store
+    store, _ = listing_of(bucket.url("rows.parquet"))
     bucket.proxy.clear()
     with store.open_for_arrow("rows.parquet") as source, pq.ParquetFile(source) as file:
         assert file.metadata.num_rows == 400
@@ -229,7 +231,7 @@ SLOW_DOWN = "<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Mes
 )
 @pytest.mark.parametrize("times", [1, 4])
 def test_a_fault_that_passes_changes_no_byte(
-    bucket: Bucket, store, fault: Fault, times: int, caplog: pytest.LogCaptureFixture
+    bucket: Bucket, store: Store, fault: Fault, times: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     bucket.proxy.faults.append(Fault(**{**vars(fault), "times": times}))
     assert store.read("x.jsonl", 1000, 900_000) == DATA[1000:900_000]
@@ -238,7 +240,7 @@ def test_a_fault_that_passes_changes_no_byte(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_cut_connection_is_taken_up_at_the_byte_reached(bucket: Bucket, store) -> None:
+def test_a_cut_connection_is_taken_up_at_the_byte_reached(bucket: Bucket, store: Store) -> None:
     bucket.proxy.faults.append(Fault(cut_after=300_000, times=2))
     assert store.read("x.jsonl", 0, 900_000) == DATA[:900_000]
     starts = [int(seen.span.removeprefix("bytes=").partition("-")[0]) for seen in bucket.proxy.seen]
@@ -247,7 +249,7 @@ def test_a_cut_connection_is_taken_up_at_the_byte_reached(bucket: Bucket, store)
 
 
 @pytest.mark.usefixtures("quick")
-def test_cuts_without_end_are_waited_out_as_long_as_bytes_come(bucket: Bucket, store) -> None:
+def test_cuts_without_end_are_waited_out_as_long_as_bytes_come(bucket: Bucket, store: Store) -> None:
     bucket.proxy.faults.append(Fault(cut_after=2**16, times=99))
     assert store.read("x.jsonl", 0, 1_024_000) == DATA
     assert len(bucket.proxy.seen) > 10
@@ -255,7 +257,7 @@ def test_cuts_without_end_are_waited_out_as_long_as_bytes_come(bucket: Bucket, s
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("fault", [Fault(status=500), Fault(short=10**9), Fault(cut_after=0)], ids=repr)
-def test_a_fault_that_stays_ends_with_file_and_tries(bucket: Bucket, store, fault: Fault) -> None:
+def test_a_fault_that_stays_ends_with_file_and_tries(bucket: Bucket, store: Store, fault: Fault) -> None:
     bucket.proxy.faults.append(Fault(**{**vars(fault), "times": 99}))
     with pytest.raises(OSError, match=r"on each of 5 tries in 0\.1 s: 's3://bucket-\d+/x\.jsonl'"):
         store.read("x.jsonl", 0, 10_000)
@@ -276,7 +278,7 @@ def test_a_fault_that_stays_ends_with_file_and_tries(bucket: Bucket, store, faul
     ],
 )
 def test_a_fault_that_will_not_pass_is_told_at_once_with_the_way_out(
-    bucket: Bucket, store, status: int, code: str, said: str
+    bucket: Bucket, store: Store, status: int, code: str, said: str
 ) -> None:
     body = f"<Error><Code>{code}</Code><Message>hf_abcdefghijklmn</Message></Error>"
     bucket.proxy.faults.append(Fault(status=status, body=body))
@@ -298,7 +300,7 @@ def test_without_credentials_the_error_says_where_they_are_looked_for(
     assert "there are no credentials" in text and "AWS_PROFILE" in text and "anon = true" in text
 
 
-def test_another_version_is_refused_in_the_middle_of_a_file(bucket: Bucket, store) -> None:
+def test_another_version_is_refused_in_the_middle_of_a_file(bucket: Bucket, store: Store) -> None:
     with store.open("x.jsonl") as file:
         file.read(100_000)
         put(bucket.server, bucket.name, {"x.jsonl": DATA[::-1]})
@@ -311,7 +313,7 @@ def test_another_version_is_refused_in_the_middle_of_a_file(bucket: Bucket, stor
 def test_another_version_is_refused_where_a_protocol_can_only_be_asked(memory: str) -> None:
     fs = fsspec.filesystem("memory")
     fs.pipe_file(f"{memory}/x.jsonl", DATA)
-    store = list_files("s", memory).store
+    store, _ = listing_of(memory)
     assert store.read("x.jsonl", 0, 10) == DATA[:10]
     fs.pipe_file(f"{memory}/x.jsonl", DATA[::-1])
     with pytest.raises(SourceError, match=r"x\.jsonl' has changed since this job listed it"):

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from ...cache import PART, read_own, write_whole
 from ..pattern import Pattern
@@ -89,7 +89,7 @@ class CachedStore(RangedStore):
     def read(self, name: str, start: int, stop: int) -> bytes:
         """The bytes [start, stop), or fewer where the file ends."""
         version = self.version(name)
-        num_bytes = cast(int, version[0])
+        num_bytes = version[0]
         stop = min(stop, num_bytes)
         if start >= stop:
             return b""
@@ -145,6 +145,9 @@ class BlockCache:
         """Bytes since the folder was looked through; None before the first time."""
         self._broken = False
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._named, self._most_bytes)
 
     def get(self, folder: str, number: int, num_bytes: int) -> bytes | None:
         """The block, if it is there and whole."""

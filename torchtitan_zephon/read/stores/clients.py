@@ -40,13 +40,12 @@ class Entry(NamedTuple):
 
 class Client(Protocol):
     """One protocol. ``commit``: what all its files are of, '' where there are no commits. ``place``: a URL as the other
-    methods want it. ``digest``: a hash of the content where the service keeps one. ``look`` raises
-    ``FileNotFoundError``; a folder is where something lies below."""
+    methods want it. ``look`` raises ``FileNotFoundError``; a folder is where something lies below. A client can be
+    pickled, for the loader's own process."""
 
     commit: str
 
     def place(self, url: str) -> str: ...
-    def digest(self, path: str) -> str: ...
     def look(self, path: str) -> Entry: ...
     def below(self, path: str, depth: int | None) -> Iterator[Entry]: ...
     def fetch(self, path: str, start: int, stop: int, tag: str, take: Take) -> None: ...
@@ -62,16 +61,16 @@ class FsspecClient:
 
         of = fsspec.get_filesystem_class(url.partition("://")[0])
         named = of._get_kwargs_from_urls(url)  # such as the account in abfs://container@account...
+        self._made_with = url, options
         self.fs = of(**{**named, **options, "skip_instance_cache": True, "use_listings_cache": False})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._made_with
 
     def place(self, url: str) -> str:
         """Without the protocol, and without the host where a client has one for all."""
         place: str = self.fs._strip_protocol(url)
         return place
-
-    def digest(self, path: str) -> str:
-        """None that is the same for every copy: an ETag depends on how a file was uploaded."""
-        return ""
 
     def look(self, path: str) -> Entry:
         """What lies at ``path``."""
@@ -114,6 +113,7 @@ class S3Client(FsspecClient):
         if "region" in options:
             region["client_kwargs"] = {"region_name": options["region"]}
         super().__init__(url, {"config_kwargs": config, **region})
+        self._made_with = url, options
         self.fs.retries = 1
 
     def fetch(self, path: str, start: int, stop: int, tag: str, take: Take) -> None:
@@ -168,6 +168,7 @@ class LinkClient(FsspecClient):
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=IDLE_S, sock_read=IDLE_S)
         super().__init__(url, {"client_kwargs": {"timeout": timeout, "trust_env": True}, **options})
+        self._made_with = url, options
 
     def look(self, path: str) -> Entry:
         """The size and version of the file, by a request for its first byte: a signed link allows no other."""

@@ -1,7 +1,7 @@
 """Data sets on the Hugging Face hub, by ``huggingface_hub``: one commit of a repository, found at first use.
 
 Two ways to write a path. ``hf://OWNER/NAME[@REVISION]/CONFIG/SPLIT`` means what ``datasets`` would load
-(``splits.py``); ``hf://datasets/OWNER/NAME[@REVISION]/PATH`` is a file, folder or glob of the repository, as in
+(``configs.py``); ``hf://datasets/OWNER/NAME[@REVISION]/PATH`` is a file, folder or glob of the repository, as in
 ``HfFileSystem``. The hub answers a read with a link to where the file lies, which is kept for the file's next range
 until it expires. HF_ENDPOINT, HF_TOKEN and HF_HOME are read by huggingface_hub itself.
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 from ...errors import SourceError
 from .clients import IDLE_S, PART_BYTES, Entry, Take
+from .configs import chosen_files
 from .faults import asked
-from .splits import chosen_files
 
 _URL = re.compile(
     r"hf://(?P<plain>datasets/)?(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(?P<rest>.*))?"
@@ -36,7 +36,7 @@ class HubClient:
 
         if not hasattr(huggingface_hub.get_session(), "stream"):
             raise ImportError(f"{huggingface_hub.__version__} is too old")
-        self._hub = huggingface_hub
+        self._hub, self._options = huggingface_hub, options
         self._api = huggingface_hub.HfApi(endpoint=options.get("endpoint"))
         match = _URL.fullmatch(url)
         if match is None or match["repo"].startswith(("spaces/", "models/", "buckets/")):
@@ -50,7 +50,6 @@ class HubClient:
         self.commit = str(info.sha)
         self._folder = f"hf://datasets/{self._repo}@{self.commit}"
         self._chosen: list[Entry] | None = None
-        self._digests: dict[str, str] = {}
         self._links: dict[str, str] = {}
         if match["plain"]:
             self.url = f"{self._folder}/{rest}"
@@ -63,20 +62,19 @@ class HubClient:
             endings = {f".{name.rpartition('.')[2].lower()}" for name in files}
             self.url += "/**/*" + max(endings if len(endings) == 1 else {""})  # so that .json is named, and read
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (f"{self._folder}/", self._options)
+
     def place(self, url: str) -> str:
         """The path in the repository."""
         return url.removeprefix(self._folder).removeprefix("/") if url.startswith(self._folder) else url
-
-    def digest(self, path: str) -> str:
-        """What the hub keeps: SHA-256 of a large file, git's own of a small one."""
-        return self._digests.get(path, "")
 
     def look(self, path: str) -> Entry:
         """What lies at ``path``; the repository itself is a folder."""
         if not path:
             return Entry("", 0, "", True)
         for found in self._api.get_paths_info(self._repo, [path], revision=self.commit, repo_type="dataset"):
-            return self._entry(found)
+            return _entry(found)
         raise FileNotFoundError(path)
 
     def below(self, path: str, depth: int | None) -> Iterator[Entry]:
@@ -85,7 +83,7 @@ class HubClient:
             return iter(self._chosen)
         where = {"revision": self.commit, "repo_type": "dataset"}
         tree = self._api.list_repo_tree(self._repo, path or None, recursive=True, **where)
-        return (entry for entry in map(self._entry, tree) if not entry.is_folder)
+        return (entry for entry in map(_entry, tree) if not entry.is_folder)
 
     def fetch(self, path: str, start: int, stop: int, tag: str, take: Take) -> None:
         """The bytes [start, stop), which a commit does not change: through the hub, or by the link it gave before."""
@@ -113,11 +111,12 @@ class HubClient:
                 take(part)
             return int(answer.status_code)
 
-    def _entry(self, found: Any) -> Entry:
-        if (blob := getattr(found, "blob_id", None)) is None:
-            return Entry(found.path, 0, "", True)
-        self._digests[found.path] = found.lfs.sha256 if found.lfs is not None else blob
-        return Entry(found.path, found.size, self._digests[found.path], False)
+
+def _entry(found: Any) -> Entry:
+    """A file's tag is the hash that the hub keeps: SHA-256 of a large file, git's own of a small one."""
+    if (blob := getattr(found, "blob_id", None)) is None:
+        return Entry(found.path, 0, "", True)
+    return Entry(found.path, found.size, found.lfs.sha256 if found.lfs is not None else blob, False)
 
 
 def at_commit(url: str, commit: str) -> str:

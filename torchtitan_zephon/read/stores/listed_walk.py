@@ -46,7 +46,7 @@ class ListedWalk(Walk):
             if not states or not name:
                 continue
             if self.pattern.takes(states, name):
-                self._take(full, name, partial(_file, num_bytes))
+                self._met(full, name, partial(_file, num_bytes))
             elif self.pattern.takes(states, name, any_name=True):
                 self.left_out.append(LeftOut(full, Reason.HIDDEN))
         self._find_tables()

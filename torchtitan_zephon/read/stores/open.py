@@ -35,13 +35,16 @@ CLIENTS: dict[str, tuple[Callable[[str, Mapping[str, Any]], Client], str]] = {
 """Protocols with a client of their own, and the package that each needs; fsspec's other ones are read too."""
 
 
-def open_url(url: str, storage: StorageSettings) -> tuple[RemoteStore, Pattern | str]:
-    """The store of ``url`` and the pattern below its root; for a single file its name. Raises ``SourceError``."""
+def open_url(url: str, storage: StorageSettings, format: str = "") -> tuple[RemoteStore, Pattern | str]:
+    """The store of ``url`` and the pattern below its root; for a single file its name. Raises ``SourceError``.
+
+    ``format``: that of the files, if the source states it.
+    """
     scheme = scheme_of(url)
     _refuse(url)
     client = client_of(url, storage.options(scheme))
     if scheme in LINKS:
-        return _link(url, client)
+        return _link(url, client, format)
     if isinstance(client, HubClient):
         url = client.url
     parts = [part for part in url.partition(SEPARATOR)[2].split("/") if part]
@@ -57,10 +60,10 @@ def open_url(url: str, storage: StorageSettings) -> tuple[RemoteStore, Pattern |
             where += f": there is no {_url(scheme, names[:1])!r}, or it is empty"
         raise SourceError(f"there is {where}. Look for a misspelt name.")
     if here.is_folder:
-        return _store(client, scheme, names), Pattern(tuple(below) or EVERYTHING)
+        return _store(client, scheme, names), Pattern(tuple(below) or EVERYTHING, format)
     if below or url.endswith("/"):
         raise SourceError(f"{_url(scheme, names)!r} is a file, and {url!r} takes it for a folder.")
-    return _store(client, scheme, names[:-1]), names[-1]
+    return _store(client, scheme, names[:-1]), Pattern.of_name(names[-1], format) if format else names[-1]
 
 
 def client_of(url: str, options: Mapping[str, Any]) -> Client:
@@ -120,7 +123,7 @@ def _at(client: Client, scheme: str, names: list[str]) -> Entry | None:
     return asked(url, "what it is", look)
 
 
-def _link(url: str, client: Client) -> tuple[RemoteStore, str]:
+def _link(url: str, client: Client, format: str) -> tuple[RemoteStore, Pattern | str]:
     """A link is one file; its query is part of the request and of nothing else."""
     path, query = urlsplit(url).path, url.partition("?")
     folder, _, name = plain(url).rpartition("/")

@@ -7,7 +7,7 @@ may pass is waited out as on a disk (``retry.py``), and only tries without a sin
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
 
 from ...errors import SourceError
 from ..pattern import Pattern
@@ -55,7 +55,7 @@ class RemoteStore(RangedStore):
             walk = ListedWalk(self.root, below, {name: e.num_bytes for name, e in names.items() if name})
             walk.run()
         else:
-            walk = ListedWalk(self.root, Pattern.of_name(below), {below: cast(int, self.version(below)[0])})
+            walk = ListedWalk(self.root, Pattern.of_name(below), {below: self.version(below)[0]})
             walk.named(below)
         return walk
 
@@ -66,9 +66,16 @@ class RemoteStore(RangedStore):
             self._versions.setdefault(name, (entry.num_bytes, entry.tag))
         return self._versions[name]
 
+    def expect(self, versions: Mapping[str, Version]) -> None:
+        """From now on read files in just these versions, as another rank listed them."""
+        self._versions = dict(versions)
+
     def digest(self, name: str) -> str:
-        """A hash of the content that the service has, in hex; '' if it has none."""
-        return self._client.digest(self._own(name))
+        """Where files are of a commit, the hash of the content, which is what tells versions there; else ''.
+
+        An ETag is none: it depends on how a file was uploaded.
+        """
+        return str(self.version(name)[1]) if self.commit else ""
 
     def may_read(self, name: str) -> bool:
         """Not asked: a right to read is that of the whole bucket, as a rule, and reading tells."""
@@ -76,12 +83,12 @@ class RemoteStore(RangedStore):
 
     def read(self, name: str, start: int, stop: int) -> bytes:
         """The bytes [start, stop), or fewer where the file ends. Raises ``SourceError``, ``OSError``."""
-        num_bytes, tag = cast(tuple[int, str], self.version(name))
+        num_bytes, tag = self.version(name)
         wanted = min(stop, num_bytes) - start
         found = bytearray()
 
         def more() -> None:
-            self._client.fetch(self._own(name), start + len(found), start + wanted, tag, found.extend)
+            self._client.fetch(self._own(name), start + len(found), start + wanted, str(tag), found.extend)
             if len(found) < wanted:
                 raise RemoteFault(f"the answer ended after {len(found):,} of {wanted:,} bytes")
 

@@ -12,15 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import SourceError
+from ..splits import SPLITS
 
 Splits = dict[str, list[str]]
 """Files by split."""
 
-_WORDS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "dev", "val"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
 _APART = r"[-._ 0-9]"
 _SHARDED = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 _NO_DATA = re.compile(
@@ -108,7 +104,7 @@ def _found(names: Sequence[str], below: str = "") -> Splits:
     if sharded:
         return sharded
     for in_folder in (True, False):
-        splits = {split: [full for name, full in own.items() if _says(name, split, in_folder)] for split in _WORDS}
+        splits = {split: [full for name, full in own.items() if _says(name, split, in_folder)] for split in SPLITS}
         if any(splits.values()):
             return {split: files for split, files in splits.items() if files}
     return {"train": list(own.values())} if own else {}
@@ -119,7 +115,7 @@ def _says(name: str, split: str, in_folder: bool) -> bool:
     *folders, last = name.split("/")
     parts = folders if in_folder else [last]
     end = rf"(?:{_APART}.*)?" if in_folder else rf"{_APART}.*"
-    return any(re.fullmatch(rf"(?:.*{_APART})?{word}{end}", part) for part in parts for word in _WORDS[split])
+    return any(re.fullmatch(rf"(?:.*{_APART})?{word}{end}", part) for part in parts for word in SPLITS[split])
 
 
 def _is_data(name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from torchtitan_zephon import SourceError
-from torchtitan_zephon.read.stores.splits import chosen_files, configs_of
+from torchtitan_zephon.read.stores.configs import chosen_files, configs_of
 
 NAMES = ["README.md", ".gitattributes", "LICENSE", "a/train-1.parquet", "a/test-1.parquet", "b/x.jsonl", "b/y.jsonl"]
 
