@@ -26,14 +26,14 @@ from collections.abc import Iterable
 _SECRET = (
     r"x-amz-(?:signature|credential|security-token)|x-goog-(?:signature|credential)|awsaccesskeyid|googleaccessid|"
     r"signature|sig|key-pair-id|policy|(?:access_|session_|security_|refresh_|id_|hf_)?token|api_?key|"
-    r"account_?key|sharedaccesssignature|(?:client_|aws_)?secret(?:_access)?(?:_?key)?|password|private_key"
+    r"account_?key|(?:client_|aws_)?secret(?:_access)?(?:_?key)?|password|private_key"
 )
 _REDACTED = (
     (re.compile(r"(https?://)[^/@\s'\"]+@", re.I), r"\1***@"),
-    (re.compile(r"(\w+://)[^/@\s'\":]+:[^/@\s'\"]*@"), r"\1***@"),
+    (re.compile(r"(\w+://)[^/@\s'\":]+:(?!\d+/)[^@\s'\"]*@"), r"\1***@"),
     (re.compile(r"(https?://[^\s'\"<>?]*\?)[^\s'\"<>]+", re.I), r"\1***"),
     (re.compile(r"\b(bearer|basic|aws4-hmac-sha256)\s+[^\s'\",;][^'\"\n;]*", re.I), r"\1 ***"),
-    (re.compile(rf"(?<![\w-])({_SECRET})(['\"]?\s*[=:]\s*['\"]?)[^\s'\"&;,<>]+", re.I), r"\1\2***"),
+    (re.compile(rf"(?<![\w-])({_SECRET})(['\"]\s*:\s*['\"]?|\s*=\s*['\"]?)[^\s'\"&;,<>]+", re.I), r"\1\2***"),
     (re.compile(r"\b(?:hf_\w{8,}|A[KS]IA[A-Z0-9]{12,}|ya29\.[\w.-]+|eyJ[\w-]+\.[\w-]+\.[\w-]*)"), "***"),
 )
 
