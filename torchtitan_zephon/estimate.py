@@ -110,8 +110,8 @@ def estimate(s: int, source: Source, estimate_bytes: int, count: Count) -> Estim
     tokens, usable = np.array(counts).T
     if not usable.any():
         raise SourceError(
-            f"source {source.name!r}: no usable document, which has 2 tokens or more, in a sample of "
-            f"{len(ranges)} places ({planned.sum():,} bytes): {read}.{_first_refused(read)}"
+            f"source {source.name!r}: no usable document in a sample of {len(ranges)} places "
+            f"({planned.sum():,} bytes), where one needs 2 tokens: {read}.{_first_refused(read)}"
         )
     each = np.repeat(tokens / planned, held if sum(held) > 1 else [2])
     mean = math.fsum(each.tolist()) / len(each)  # fsum: the same sum on every machine
