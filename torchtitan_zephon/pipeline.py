@@ -20,10 +20,12 @@ from .ops.pack import PACKERS
 from .ops.tokenizer_files import load_tokenizer
 from .plan.layout import Layout
 from .program import Program, compile_program
+from .read.source import Opening, open_source
 from .records import Batch, Record
-from .run.agree import Exchange, agree, alone
+from .run.agree import Exchange, alone
 from .run.statement import statement
 from .run.stream import RankStream
+from .run.together import open_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,15 @@ class Dataset:
 
     name: str
     path: str
+    split: str = ""
 
     @classmethod
-    def from_path(cls, name: str, path: str) -> Dataset:
-        """Nothing is opened yet; the files are listed when the pipeline is first used."""
-        return cls(name, str(path))
+    def from_path(cls, name: str, path: str, *, split: str = "") -> Dataset:
+        """Nothing is opened yet; the files are listed when the pipeline is first used.
+
+        ``split``: which of several splits side by side, such as "train".
+        """
+        return cls(name, str(path), split)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +86,9 @@ class StaticMixtureWorkSource:
     def recipe(self) -> Recipe:
         """The part of the recipe that is said here; stages and options add the rest."""
         return Recipe(
-            sources={d.name: SourceConfig(path=d.path, weight=self.mixture[d.name]) for d in self.datasets},
+            sources={
+                d.name: SourceConfig(path=d.path, split=d.split, weight=self.mixture[d.name]) for d in self.datasets
+            },
             lanes=1,
             seed=self.seed,
             repeat=self.repeat,
@@ -230,12 +238,12 @@ class Pipeline:
             local_batch_size=local,
             shared_lanes=self._settings.shared_lanes,
         )
-        program = agree(exchange, self._compiled, lambda program: statement(program, layout))
+        program = open_together(exchange, self._compiled, lambda program: statement(program, layout))
         return RankStream(program, layout, self._settings, exchange=exchange)
 
     def explain(self) -> str:
         """The compiled plan in words and numbers; opens the sources, reads none of their text but the sample hash."""
-        return self._compiled().explain()
+        return self._compiled(open_source).explain()
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self.stream)
@@ -259,7 +267,7 @@ class Pipeline:
             self._stream = self.for_rank(0, 1)
         return self._stream
 
-    def _compiled(self) -> Program:
+    def _compiled(self, opening: Opening) -> Program:
         if self._program is None:
             tokenizer = load_tokenizer(
                 self._stage("tokenize", "_tokenizer_id"),
@@ -273,6 +281,7 @@ class Pipeline:
                 tokenizer,
                 self._functions,
                 self._settings.tokenizer_backend,
+                opening,
             )
         return self._program
 

@@ -40,7 +40,7 @@ from .plan.segments import LanePlan
 from .plan.slices import SliceTable, TapePlace, cut_slices
 from .read.files import shared_files
 from .read.sequential import Cut
-from .read.source import Source, open_source
+from .read.source import Opening, Source, open_source
 from .read.tape import Tape, Turn
 from .records import Documents, Packet
 
@@ -274,15 +274,16 @@ def compile_program(
     tokenizer: TokenizerSpec,
     functions: tuple[Function, ...] = (),
     backend: Wanted = "hf",
+    opening: Opening = open_source,
 ) -> Program:
-    """Open and cut every source. Raises ``ConfigError``, ``SourceError``, ``TokenizerError``."""
+    """Open, by ``opening``, and cut every source. Raises ``ConfigError``, ``SourceError``, ``TokenizerError``."""
     check_seq_len(seq_len)
     if not recipe.sources:
         raise ConfigError(
             "the recipe names no source; add a table for each, such as\n"
             '    [zephon.sources.wiki]\n    path = "data/wiki"\n    weight = 1.0'
         )
-    sources = tuple(opened(name, recipe) for name in sorted(recipe.sources))
+    sources = tuple(opened(name, recipe, opening) for name in sorted(recipe.sources))
     recipe.check_contents({source.name: source.reader.contents for source in sources})
     tables = tuple(_table(i, source, recipe) for i, source in enumerate(sources))
     identity = identity_of_stream(recipe, seq_len, sources, tokenizer, functions)
@@ -306,11 +307,11 @@ def _table(s: int, source: Source, recipe: Recipe) -> ChunkTable | SliceTable:
     return (cut if recipe.repeat else cut_pass)(s, pieces, recipe.chunk_bytes, recipe.lanes)
 
 
-def opened(name: str, recipe: Recipe) -> Source:
+def opened(name: str, recipe: Recipe, opening: Opening = open_source) -> Source:
     """The open source ``name``. Raises ``SourceError``; where its path leads nowhere, with how that was stated."""
     path = recipe.sources[name].path
     try:
-        return open_source(name, recipe.sources[name], recipe.max_record_bytes)
+        return opening(name, recipe.sources[name], recipe.max_record_bytes)
     except SourceError as error:
         if not isinstance(path, StatedPath) or not path.hint or Path(path).exists():
             raise

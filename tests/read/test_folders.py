@@ -1,4 +1,4 @@
-"""Folders of which only a part is meant: splits side by side, tables with a log, revisions in a hub cache."""
+"""Folders that cannot be read as they are: tables with a log, revisions in a hub cache, packed copies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.scenarios import write_jsonl, write_parquet
 from torchtitan_zephon import SourceError
 from torchtitan_zephon.read.files import list_source
-from torchtitan_zephon.read.folders import MOST_OTHER_NAMES
+from torchtitan_zephon.read.folders import refuse_copies
 from torchtitan_zephon.read.settings import SourceConfig
 
 
@@ -34,113 +34,6 @@ def refusal(path: Path | str) -> str:
 def ways(text: str) -> list[str]:
     """The paths that a refusal offers, each on an indented line."""
     return [line.strip() for line in text.splitlines() if line.startswith("    ")]
-
-
-# ---- training and validation side by side
-
-SPLITS = [
-    pytest.param(["train/0.jsonl"], ["validation/0.jsonl"], id="folders"),
-    pytest.param(["train/0.jsonl"], ["valid/0.jsonl"], id="valid"),
-    pytest.param(["train/0.jsonl"], ["val/0.jsonl"], id="val"),
-    pytest.param(["train/0.jsonl"], ["dev/0.jsonl"], id="dev"),
-    pytest.param(["train/0.jsonl"], ["test/0.jsonl"], id="test"),
-    pytest.param(["Training/0.jsonl"], ["Eval/0.jsonl"], id="capitals"),
-    pytest.param(["split=train/0.jsonl"], ["split=test/0.jsonl"], id="Hive"),
-    pytest.param(["train-clean-100/0.jsonl"], ["dev-clean/0.jsonl"], id="LibriSpeech"),
-    pytest.param(["train.jsonl"], ["valid.jsonl"], id="files"),
-    pytest.param(["train_spider.jsonl"], ["dev.jsonl"], id="Spider"),
-    pytest.param(["wiki-103.train.jsonl"], ["wiki-103.valid.jsonl"], id="after the name"),
-    pytest.param(["c4-train.00000-of-01024.jsonl"], ["c4-validation.00000-of-00008.jsonl"], id="C4"),
-    pytest.param(
-        ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"],
-        ["data/test-00000-of-00001.parquet"],
-        id="hub",
-    ),
-    pytest.param(
-        ["train-00000-of-00001-b42a775f407cee45.parquet"],
-        ["test-00000-of-00001-9e1b9a6c0d2f4a11.parquet"],
-        id="old hub",
-    ),
-    pytest.param(["train.jsonl"], ["test/0.jsonl"], id="file and folder"),
-]
-
-
-@pytest.mark.parametrize(("train", "other"), SPLITS)
-@pytest.mark.parametrize("glob", ["", "/**", "/**/*"])
-def test_training_beside_validation_data_is_refused_and_the_ways_out_work(
-    train: list[str], other: list[str], glob: str, tmp_path: Path
-) -> None:
-    made(tmp_path, *train, *other, "README.md", "more/of/it/" + Path(train[0]).with_stem("rest").name)
-    text = refusal(f"{tmp_path}{glob}")
-    assert "holds both" in text
-    assert "meant for validation or tests" in text
-    to_train, to_other = ways(text)
-    assert [Path(name).name for name in names_of(to_train)] == [Path(name).name for name in train]
-    assert [Path(name).name for name in names_of(to_other)] == [Path(name).name for name in other]
-
-
-def test_all_splits_of_a_folder_are_offered(tmp_path: Path) -> None:
-    made(tmp_path, *(f"{split}/0.jsonl" for split in ("test", "train", "validation")))
-    assert ways(refusal(tmp_path)) == [f"{tmp_path}/{split}" for split in ("train", "test", "validation")]
-
-
-def test_splits_of_many_subsets_are_offered_for_all_at_once(tmp_path: Path) -> None:
-    made(tmp_path, *(f"{subset}/{split}/0.jsonl" for subset in ("de", "en", "fr") for split in ("train", "test")))
-    text = refusal(tmp_path)
-    assert f"{str(tmp_path / 'de')!r} (and 2 folders more) holds both 'train/' and 'test/'" in text
-    assert [names_of(way) for way in ways(text)] == [
-        [f"{subset}/{split}/0.jsonl" for subset in ("de", "en", "fr")] for split in ("train", "test")
-    ]
-
-
-def test_a_way_out_below_a_folder_with_brackets_in_its_name_works(tmp_path: Path) -> None:
-    made(tmp_path / "run[1]*", "train.jsonl", "test.jsonl")
-    assert [names_of(way) for way in ways(refusal(tmp_path / "run[1]*"))] == [["train.jsonl"], ["test.jsonl"]]
-    made(tmp_path / "files", "[en]-train.jsonl", "[en]-test.jsonl")
-    assert [names_of(way) for way in ways(refusal(tmp_path / "files"))] == [["[en]-train.jsonl"], ["[en]-test.jsonl"]]
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["train/0.jsonl", "train/1.jsonl"],
-        ["train/0.jsonl", "more/0.jsonl"],
-        ["train/a/0.jsonl", "books/test/0.jsonl"],  # no neighbours
-        ["tests/0.jsonl", "train/0.jsonl"],  # of code
-        ["trains.jsonl", "test.jsonl"],
-        ["train.jsonl", "contest.jsonl", "latest.jsonl", "protest-01.jsonl", "developers.jsonl", "evaluated.jsonl"],
-        ["train-test-split.jsonl", "test.jsonl"],  # says both
-        ["unit-test-cases.jsonl", "code-train.jsonl"],
-        ["test.jsonl", "part-0.jsonl"],
-        ["validation/0.jsonl", "test/0.jsonl"],  # nothing to train on: an evaluation of both
-    ],
-    ids=" ".join,
-)
-def test_names_that_are_no_splits_of_one_set_are_read(names: list[str], tmp_path: Path) -> None:
-    assert names_of(made(tmp_path, *names)) == sorted(names)
-
-
-def test_one_split_is_read_by_its_folder_by_a_glob_and_by_a_file(tmp_path: Path) -> None:
-    made(tmp_path, "train/0.jsonl", "test/0.jsonl", "train-0.jsonl", "test-0.jsonl")
-    assert names_of(tmp_path / "train") == ["0.jsonl"]
-    assert names_of(f"{tmp_path}/train/**") == ["0.jsonl"]
-    assert names_of(f"{tmp_path}/train*") == ["train-0.jsonl"]
-    assert names_of(tmp_path / "test-0.jsonl") == ["test-0.jsonl"]
-
-
-@pytest.mark.parametrize("others", [MOST_OTHER_NAMES, MOST_OTHER_NAMES + 1])
-def test_among_many_other_names_train_and_test_are_names_like_these(others: int, tmp_path: Path) -> None:
-    letters = [f"{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(others)]
-    made(tmp_path, "train/0.jsonl", "test/0.jsonl", *(f"repository-{name}/0.jsonl" for name in letters))
-    if others > MOST_OTHER_NAMES:
-        assert len(names_of(tmp_path)) == others + 2
-    else:
-        assert "holds both" in refusal(tmp_path)
-
-
-def test_many_numbered_parts_are_one_other_name(tmp_path: Path) -> None:
-    made(tmp_path, "train/0.jsonl", "test/0.jsonl", *(f"part-{n:05d}.jsonl" for n in range(40)))
-    assert "holds both" in refusal(tmp_path)
 
 
 # ---- tables
@@ -229,3 +122,26 @@ def test_two_revisions_that_differ_are_refused_by_name(below: str, tmp_path: Pat
     text = refusal(tmp_path / below)
     assert "2 revisions" in text
     assert [names_of(way) for way in ways(text)] == [["x.jsonl", "y.jsonl"]] * 2
+
+
+# ---- packed copies
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["b/part.jsonl", "b/part.jsonl.gz"], ["part.csv.ZST", "part.csv"], ["x.jsonl", "a.txt.gz", "a.txt.xz", "b.jsonl"]],
+)
+def test_a_file_beside_a_packed_copy_of_it_is_refused(names: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="one file, packed in two ways or packed and plain") as refused:
+        refuse_copies("s", tmp_path, names)
+    assert f"{tmp_path}/**/*.{names[1].rpartition('.')[2]}" in str(refused.value)
+
+
+def test_many_copies_are_counted(tmp_path: Path) -> None:
+    names = [f"{n}.jsonl{packed}" for n in range(1200) for packed in ("", ".gz")]
+    with pytest.raises(SourceError, match=r"'0.jsonl' and '0.jsonl.gz'.* There are 1,199 more such pairs\."):
+        refuse_copies("s", tmp_path, names)
+
+
+def test_names_that_are_no_copies_of_each_other_pass(tmp_path: Path) -> None:
+    refuse_copies("s", tmp_path, ["a/part.jsonl", "b/part.jsonl.gz", "part.jsonl.gz", "part-1.jsonl.zst", "part.txt"])

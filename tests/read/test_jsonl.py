@@ -27,7 +27,8 @@ BOM = b"\xef\xbb\xbf"
 
 def reader_of(path: Path, data: bytes, most: int = 2**26) -> JsonlReader:
     path.write_bytes(data)
-    return JsonlReader(Manifest(path.parent, "jsonl", (Shard(path.name, len(data), ""),)), SourceConfig(), most)
+    manifest = Manifest(LocalStore(path.parent), "jsonl", (Shard(path.name, len(data), ""),))
+    return JsonlReader(manifest, SourceConfig(), most)
 
 
 def chunks(num_bytes: int, size: int) -> list[Chunk]:
@@ -170,7 +171,7 @@ def test_a_file_that_was_cut_while_the_job_runs_is_an_error(stop: int, tmp_path:
 
 
 def test_a_piece_is_a_file_and_its_units_are_bytes(tmp_path: Path) -> None:
-    manifest = Manifest(tmp_path, "jsonl", (Shard("a.jsonl", 10, ""), Shard("b.jsonl", 0, "")))
+    manifest = Manifest(LocalStore(tmp_path), "jsonl", (Shard("a.jsonl", 10, ""), Shard("b.jsonl", 0, "")))
     reader = JsonlReader(manifest, SourceConfig(), 2**26)
     pieces = reader.pieces()
     assert pieces.sizes.tolist() == pieces.units.tolist() == [10, 0]

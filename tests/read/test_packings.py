@@ -6,6 +6,7 @@ import io
 import itertools
 import random
 import tracemalloc
+import zlib
 from typing import Any
 
 import pytest
@@ -120,3 +121,46 @@ def test_a_bomb_takes_no_more_memory_than_is_asked_for() -> None:
             assert tracemalloc.get_traced_memory()[1] < 2**24, suffix
         finally:
             tracemalloc.stop()
+
+
+def bgzip(data: bytes) -> bytes:
+    """``data`` as bgzip packs it, by the SAM specification: members of 64,000 bytes and an empty one at the end."""
+
+    def member(part: bytes) -> bytes:
+        deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
+        packed = deflate.compress(part) + deflate.flush()
+        head = b"\x1f\x8b\x08\x04\0\0\0\0\0\xff\x06\0BC\x02\0" + (len(packed) + 25).to_bytes(2, "little")
+        return head + packed + zlib.crc32(part).to_bytes(4, "little") + len(part).to_bytes(4, "little")
+
+    return b"".join(member(data[at : at + 64_000]) for at in range(0, len(data), 64_000)) + member(b"")
+
+
+def frames(data: bytes) -> bytes:
+    """``data`` in zstd frames, some with a check sum, some to be skipped, one that does not state its size."""
+    skipped = b"\x5a\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"seek!"
+    stream = zstd.ZstdCompressor()
+    unstated = stream.compress(data[:300_000]) + stream.flush()
+    rest = data[300_000:]
+    parts = [rest[at : at + 210_000] for at in range(0, len(rest), 210_000)]
+    packed = [zstd.compress(part) if n % 2 else _checked_zstd(part) + skipped for n, part in enumerate(parts)]
+    return unstated + b"".join(packed) + zstd.compress(b"") + zstd.compress(bytes(200)) + zstd.compress(bytes(60_000))
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", bgzip), (".zst", frames)])
+def test_members_that_state_their_sizes_are_passed_over_unread(suffix: str, pack: Any) -> None:
+    packed = pack(DATA)
+    whole = read_whole(opened(packed, suffix))
+    assert whole.startswith(DATA)
+    for to in (0, 1, 63_999, 64_000, 299_999, 300_000, 510_000, 700_001, len(whole) - 1, len(whole), len(whole) + 9):
+        stream, unpacked = opened(packed, suffix), opened(packed, suffix)
+        stream.skip(to)
+        while unpacked.at < to and unpacked.read(to - unpacked.at):
+            pass
+        assert (stream.at, stream.entry()) == (unpacked.at, unpacked.entry()), to
+        assert read_whole(stream) == whole[to:]
+    damaged = bytearray(packed)
+    second = len(packed) * 3 // 4
+    damaged[second : second + 40] = bytes(40)  # in a member that is passed over
+    stream = opened(bytes(damaged), suffix)
+    stream.skip(len(whole) - 100)
+    assert stream.read(10**6) == whole[-100:]

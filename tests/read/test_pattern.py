@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from tests.scenarios import write_jsonl
 from torchtitan_zephon import SourceError
-from torchtitan_zephon.read.files import list_source
+from torchtitan_zephon.read.files import list_source, place_of
 from torchtitan_zephon.read.listing import list_files
 from torchtitan_zephon.read.settings import SourceConfig
 
@@ -37,12 +37,13 @@ def test_a_glob_takes_what_pythons_takes(tree: Path, parts: list[str], last: str
         return
     wanted = {Path(path) for path in glob.glob(pattern, recursive=True) if Path(path).is_file()}
     try:
-        listing = list_files("s", pattern)
+        store, below = place_of("s", pattern)
+        listing = list_files("s", pattern, store, below)
     except SourceError:
         assert not wanted
     else:
-        others = {listing.root / left.name for left in listing.left_out if not left.name.endswith("/")}
-        assert {listing.root / file.name for file in listing.files} | others == wanted
+        others = {store.root / left.name for left in listing.left_out if not left.name.endswith("/")}
+        assert {store.root / file.name for file in listing.files} | others == wanted
 
 
 def test_a_folder_that_is_named_like_a_pattern_is_that_folder(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,11 @@ from typing import Any
 import pytest
 
 from tests.run.ranks import Meeting
-from tests.scenarios import corpus, global_batches, rank_steps, small_pipeline, write_jsonl
-from torchtitan_zephon import ConfigError, Pipeline, RankStream, RecordError, SourceError, StateError, ZephonError
+from tests.scenarios import corpus, global_batches, rank_steps, small_pipeline, texts_of, write_jsonl
+from torchtitan_zephon import ConfigError, Pipeline, RecordError, SourceError, StateError, ZephonError
+from torchtitan_zephon.read import one_list
+from torchtitan_zephon.read.store import LocalStore
+from torchtitan_zephon.run import together
 from torchtitan_zephon.run.agree import KINDS, LONGEST_ERROR, PARTS, agree, alone, attempt, gather
 from torchtitan_zephon.run.statement import LONGEST, Statement, Table, clipped
 from torchtitan_zephon.state import decode_lane, encode_lane
@@ -64,12 +69,13 @@ def refusal(found: list[Any], kind: type[ZephonError]) -> str:
 # ---- the same data
 
 
-def test_ranks_that_read_the_same_train_after_two_small_exchanges(folders: list[Path]) -> None:
+def test_ranks_that_read_the_same_train_after_four_small_exchanges(folders: list[Path]) -> None:
     found, meeting = outcomes(lambda rank: made(folders[rank]))
     assert found == [2] * RANKS
-    for sent in meeting.sent:
-        assert len(sent) == 2, "one when the stream is opened, one before its first batch"
+    for rank, sent in enumerate(meeting.sent):
+        assert len(sent) == 4, "who is first, its list; then one when the stream is opened, one before its first batch"
         assert max(sent) < 600
+        assert (sent[1] > 0) == (rank == 0)
 
 
 def test_mesh_peers_of_one_place_train(folders: list[Path]) -> None:
@@ -116,41 +122,26 @@ def test_the_batches_are_those_of_ranks_that_did_not_compare(folders: list[Path]
 @pytest.mark.usefixtures("nothing_is_left_behind")
 def test_a_stream_in_a_process_of_its_own_compares_too(folders: list[Path]) -> None:
     (folders[1] / "alpha" / "part-2.jsonl").unlink()
-    meeting = Meeting(2)
-
-    def begin(rank: int, exchange: Any) -> int:
-        pipeline = made(folders[rank]).options(runner="process")
-        alike = pipeline.for_rank(rank, 2)
-        stream = RankStream(alike.program, alike.layout, alike.settings, exchange=exchange)
-        try:
-            return len(rank_steps(stream, 1))
-        finally:
-            stream.close()
-
-    text = refusal(meeting.run(begin), SourceError)
+    found, _ = outcomes(lambda rank: made(folders[rank]).options(runner="process"), 2, degree=2)
+    text = refusal(found, SourceError)
     assert "rank 1 of 2" in text
+    assert "part-2.jsonl' on rank 1 of 2 is not there" in text
 
 
 # ---- other data
 
 
 def test_a_missing_file_is_named_with_the_rank_and_its_host(folders: list[Path]) -> None:
-    size = (folders[2] / "alpha" / "part-1.jsonl").stat().st_size
-    (folders[2] / "alpha" / "part-1.jsonl").unlink()
+    missing = folders[2] / "alpha" / "part-1.jsonl"
+    size = missing.stat().st_size
+    missing.unlink()
     found, _ = outcomes(lambda rank: made(folders[rank]))
     text = refusal(found, SourceError)
-    assert (
-        f"    rank 2 of 4 (on {HOST}): sources.alpha.shards: 'part-1.jsonl' is missing; the other 3 have {size}" in text
+    assert text.startswith(
+        f"rank 2 of 4 (on {HOST}) cannot read its data, so no rank begins: source 'alpha': {str(missing)!r} on rank 2 "
+        f"of 4 is not there; rank 0, which lists the files of all ranks, has {size} bytes, sample "
     )
     assert "Give all ranks the same files" in text
-
-
-def test_of_two_ranks_neither_is_called_the_odd_one_in_vain(folders: list[Path]) -> None:
-    (folders[0] / "alpha" / "part-1.jsonl").unlink()
-    found, _ = outcomes(lambda rank: made(folders[rank]), 2, degree=2)
-    text = refusal(found, SourceError)
-    assert f"rank 1 of 2 (on {HOST}): sources.alpha.shards: 'part-1.jsonl' is" in text
-    assert "; rank 0 has no such entry" in text
 
 
 def test_changed_content_of_the_same_size_is_named_with_both_samples(folders: list[Path]) -> None:
@@ -164,24 +155,134 @@ def test_changed_content_of_the_same_size_is_named_with_both_samples(folders: li
     assert said.count(f"{len(text)} bytes, sample ") == 2
 
 
-def test_a_file_that_one_rank_has_besides_is_named(folders: list[Path]) -> None:
+def test_files_that_the_first_rank_does_not_have_are_read_by_none(folders: list[Path]) -> None:
+    (folders[0] / "alpha" / "part-1.jsonl").unlink()
     write_jsonl(folders[1] / "alpha" / "extra.jsonl", ["one more"])
+
+    def read(rank: int, folder: Path, exchange: Any) -> Any:
+        stream = made(folder).for_rank(rank, 2, exchange=exchange)
+        batches = [b.input.tolist() for step in rank_steps(stream, 5) for b in step]
+        stream.close()
+        return stream.program.identity, batches
+
+    found = Meeting(2).run(lambda rank, exchange: read(rank, folders[rank], exchange))
+    assert found == [read(rank, folders[0], alone) for rank in range(2)]
+
+
+def test_several_odd_ranks_are_counted(folders: list[Path]) -> None:
+    for rank in (1, 2):
+        (folders[rank] / "alpha" / f"part-{rank}.jsonl").unlink()
     found, _ = outcomes(lambda rank: made(folders[rank]))
     text = refusal(found, SourceError)
     assert "rank 1 of 4" in text
-    assert "'extra.jsonl' is 30 bytes" in text
-    assert "the other 3 have no such entry" in text
+    assert "part-1.jsonl' on rank 1 of 4 is not there" in text
+    assert text.endswith("1 other ranks failed in other ways.")
 
 
-def test_several_odd_ranks_and_differences_are_counted(folders: list[Path]) -> None:
-    for rank, parts in ((1, (0, 1)), (2, (1,))):
-        for part in parts:
-            (folders[rank] / "alpha" / f"part-{part}.jsonl").unlink()
+def test_a_file_of_a_later_segment_is_proved_where_it_is_read(tmp_path: Path) -> None:
+    """Sources so large beside a segment that the sample and the first segments meet few of the files."""
+    for rank in range(2):
+        for part in range(400):
+            write_jsonl(tmp_path / f"rank-{rank}" / f"{part:03d}.jsonl", texts_of(20, 20 * part))
+    names = sorted(path.name for path in (tmp_path / "rank-1").iterdir())
+    meeting = Meeting(2)
+
+    def pipeline(rank: int) -> Pipeline:
+        return small_pipeline({"s": tmp_path / f"rank-{rank}"}, global_batch_size=8, local_batch_size=1)
+
+    def read(rank: int, exchange: Any) -> tuple[int, str]:
+        stream = pipeline(rank).for_rank(rank, 2, exchange=exchange)
+        steps = len(rank_steps(stream, 1))
+        if rank == 1:
+            unproved = stream.program.sources[0].reader.manifest.store._unproved  # type: ignore[attr-defined]
+            assert 0 < len(unproved) < len(names)
+            for name in list(unproved):  # workers are proving more of them
+                (tmp_path / "rank-1" / name).unlink()
+        try:
+            for _ in range(2000):
+                steps += len(rank_steps(stream, 1))
+                if rank == 0 and steps > 20:
+                    break
+        except SourceError as error:
+            return steps, str(error)
+        finally:
+            stream.close()
+        return steps, ""
+
+    (_, nothing), (steps, text) = meeting.run(read)  # type: ignore[misc]
+    assert nothing == ""
+    assert steps > 1
+    assert "on rank 1 of 2 is not there; rank 0, which lists the files of all ranks, has" in text
+
+
+def test_the_first_rank_lists_and_no_other_looks_at_more_than_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in range(600):
+        write_jsonl(tmp_path / "data" / f"{part:03d}.jsonl", texts_of(8, 8 * part))
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> Callable[..., Any]:
+        real = getattr(LocalStore, name)
+
+        def call(self: LocalStore, *args: Any) -> Any:
+            calls[name] += 1
+            return real(self, *args)
+
+        return call
+
+    for name in ("list", "version", "open", "read", "may_read"):
+        monkeypatch.setattr(LocalStore, name, counted(name))
+    meeting = Meeting(RANKS)
+
+    def begin(rank: int, exchange: Any) -> None:
+        made = small_pipeline({"s": tmp_path / "data"}, global_batch_size=8, local_batch_size=1)
+        made.for_rank(rank, RANKS, exchange=exchange)
+
+    assert meeting.run(begin) == [None] * RANKS
+    assert calls == {"list": 1, "open": 600}
+
+
+def test_ranks_wait_for_a_listing_that_takes_longer_than_an_exchange_may(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "STILL_HERE_S", 0.01)
+    real = one_list.list_source
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.1)
+        return real(*args)
+
+    monkeypatch.setattr(one_list, "list_source", slow)
+    found, meeting = outcomes(lambda rank: made(folders[rank]))
+    assert found == [2] * RANKS
+    assert len(meeting.sent[0]) > 8
+
+
+@pytest.mark.parametrize("kind", [SourceError, LookupError])
+def test_an_error_of_the_rank_that_lists_is_that_of_all(
+    kind: type[Exception], folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise kind("nothing can be listed")
+
+    monkeypatch.setattr(one_list, "list_source", broken)
     found, _ = outcomes(lambda rank: made(folders[rank]))
-    text = refusal(found, SourceError)
-    assert "rank 1 of 4" in text
-    assert "'part-0.jsonl' is missing" in text
-    assert "(1 more differences of this kind)" in text
+    assert type(found[0]) is kind
+    assert str(found[0]) == "nothing can be listed"
+    for error in found[1:]:
+        assert type(error) is SourceError
+        assert str(error).endswith("nothing can be listed")
+        assert error.of_all_ranks
+
+
+def test_a_source_that_the_first_rank_does_not_have_is_named(folders: list[Path]) -> None:
+    def odd(rank: int) -> Pipeline:
+        return made(folders[rank]) if rank != 2 else small_pipeline({"beta": folders[2] / "alpha"}, global_batch_size=8)
+
+    text = refusal(outcomes(odd)[0], SourceError)
+    assert "rank 2 of 4" in text
+    assert "source 'beta' is read by this rank, and rank 0, which lists the files of all ranks, reads no such" in text
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tests.run.processes import (
     note_elsewhere,
     strip,
 )
-from tests.scenarios import global_batches, rank_steps, says, small_pipeline, texts_of, write_jsonl
+from tests.scenarios import global_batches, rank_steps, says, small_pipeline, texts_of, write_jsonl, write_parquet
 from torchtitan_zephon import (
     Batch,
     ConfigError,
@@ -306,14 +306,22 @@ def test_replayed_data_that_differs_is_an_error_here_too(sources: Sources) -> No
     assert str(error).startswith("lane 1: the 6 sequences replayed")
 
 
-def test_data_that_changes_before_the_process_begins_is_named(sources: Sources) -> None:
-    stream = made(sources).for_rank(0, 1)
-    with open(sources["gamma"], "a") as file:
-        file.write('{"text": "one more"}\n')
+def test_row_groups_that_change_before_the_process_begins_are_named(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", texts_of(200))
+    stream = made({"alpha": path}).for_rank(0, 1)
+    write_parquet(path, texts_of(280))
     taken, error = failure(stream)
     assert (taken, type(error)) == (0, SourceError)
-    assert "the data changed between the start of the job and that of its loader's process" in str(error)
-    assert "sources.gamma.shards.gamma.jsonl" in str(error)
+    assert "files changed between the start of the job and that of its loader's process" in str(error)
+    assert "source 'alpha': 4 pieces" in str(error)
+
+
+def test_a_file_that_is_cut_before_the_process_begins_is_named_where_it_is_read(sources: Sources) -> None:
+    stream = made(sources).for_rank(0, 1)
+    os.truncate(sources["gamma"], 10)
+    _, error = failure(stream)
+    assert type(error) is SourceError
+    assert "ends at byte 10" in str(error)
 
 
 def nested() -> Any:

@@ -21,7 +21,7 @@ from torchtitan_zephon import ConfigError
 from torchtitan_zephon.plan.layout import Layout
 from torchtitan_zephon.run.agree import alone
 from torchtitan_zephon.titan.ranks import StoreBoard, exchange_of_job
-from torchtitan_zephon.torch_exchange import torch_exchange
+from torchtitan_zephon.torch_exchange import SHORT_BYTES, torch_exchange
 
 slow = pytest.mark.slow
 
@@ -45,6 +45,13 @@ def test_every_rank_reads_the_last_note_of_each_and_waits_for_none() -> None:
     boards[1].post(b"second")
     for board in boards:
         assert board.notes() == [b"", b"second"]
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("size", [0, 1, SHORT_BYTES, SHORT_BYTES + 1, 3_000_000])
+def test_what_is_exchanged_is_what_was_said_short_or_long(size: int) -> None:
+    said = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    assert torch_exchange(said) == [said]
 
 
 @pytest.mark.usefixtures("group")
@@ -98,8 +105,8 @@ def test_a_file_that_one_rank_does_not_see_stops_both_before_a_model_is_built(fo
     shutil.copytree(folders[0] / "data", folders[1] / "data")
     (folders[1] / "data" / "books" / "persuasion-1.jsonl").unlink()
     text = refused(folders)
-    assert "rank 1 of 2 (on " in text
-    assert "sources.books.shards: 'persuasion-1.jsonl' is missing; rank 0 has" in text
+    assert re.search(r"rank 1 of 2 \(on \S+\) cannot read its data, so no rank begins: source 'books': ", text)
+    assert "books/persuasion-1.jsonl' on rank 1 of 2 is not there; rank 0, which lists the files of all ranks" in text
 
 
 @slow
@@ -138,4 +145,4 @@ def test_the_snippet_of_the_docs_compares_two_processes(tmp_path: Path) -> None:
     assert different.returncode != 0
     assert "trained" not in different.stdout
     assert different.stderr.count("rank 1 of 2") >= 1
-    assert "'persuasion-1.jsonl' is missing; rank 0 has" in different.stderr
+    assert "books/persuasion-1.jsonl' on rank 1 of 2 is not there; rank 0, which" in different.stderr

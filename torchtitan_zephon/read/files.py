@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import SourceError
-from .folders import refuse_revisions, refuse_splits, refuse_tables
+from .folders import refuse_copies, refuse_revisions, refuse_tables
 from .formats import format_of
 from .listing import SHOWN_NAMES, left_out_text, list_files
+from .pattern import Pattern, root_of
 from .sample import sample
 from .settings import SourceConfig
+from .splits import names_of_split
 from .store import LocalStore, Store
-from .walk import LeftOut
+from .walk import LeftOut, Reason
 
 
 class Shard(NamedTuple):
@@ -30,21 +32,21 @@ class Shard(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The shards of a source in order, and where they lie. Only ``shards`` is identity."""
+    """The shards of a source in order, and what reads them. Only ``shards`` is identity."""
 
-    root: Path
+    store: Store
     format: str
     shards: tuple[Shard, ...]
     left_out: tuple[LeftOut, ...] = ()
 
+    @property
+    def root(self) -> Path:
+        """The folder that they lie in."""
+        return self.store.root
+
     def path(self, shard: int) -> Path:
         """Where shard number ``shard`` lies on this machine."""
         return Path(self.store.path(self.shards[shard].name))
-
-    @property
-    def store(self) -> Store:
-        """What reads them."""
-        return LocalStore(self.root)
 
     def files_text(self) -> str:
         """What is read and what was left out and why, in two lines or one."""
@@ -77,23 +79,34 @@ def list_source(name: str, settings: SourceConfig) -> Manifest:
     read, or a folder of which only some files are meant (``folders.py``).
     """
     path = settings.path
-    if "://" in path:
-        raise SourceError(
-            f"source {name!r}: {path!r} is a remote path; this version reads local files only. "
-            "Download it first, then give the folder."
-        )
-    root, files, left_out, tables = list_files(name, path)
+    store, below = place_of(name, path)
+    root = store.root
+    found, left_out, tables = list_files(name, path, store, below)
+    own = set(names_of_split(name, root, [file.name for file in found], settings.split))
+    files = [file for file in found if file.name in own]
+    left_out += tuple(LeftOut(file.name, Reason.OTHER_SPLIT) for file in found if file.name not in own)
     names = [file.name for file in files]
     kind = _format(name, path, root, names)
     if kind == "parquet":
         refuse_tables(name, root, tables, names)
     refuse_revisions(name, root, names)
-    refuse_splits(name, root, names)
+    refuse_copies(name, root, names)
     if not any(file.num_bytes for file in files):
         raise SourceError(f"source {name!r}: all {len(names)} files at {path!r} are empty.")
-    samples = sample(name, kind, LocalStore(root), files)
+    samples = sample(name, kind, store, files)
     shards = tuple(Shard(file.name, file.num_bytes, digest) for file, digest in zip(files, samples, strict=True))
-    return Manifest(root, kind, shards, left_out)
+    return Manifest(store, kind, shards, left_out)
+
+
+def place_of(name: str, path: str) -> tuple[Store, Pattern | str]:
+    """What reads the files of ``path``, and the pattern below its root; for a single file its name."""
+    if "://" in path:
+        raise SourceError(
+            f"source {name!r}: {path!r} is a remote path; this version reads local files only. "
+            "Download it first, then give the folder."
+        )
+    root, below = root_of(name, path)
+    return LocalStore(root), below
 
 
 def _format(name: str, path: str, root: Path, names: list[str]) -> str:

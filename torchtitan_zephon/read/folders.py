@@ -1,115 +1,20 @@
-"""Folders that are refused because what is live in them, or what is for training, cannot be told from the files.
+"""Folders that are refused because what is live in them, or which copy is meant, cannot be told from the files.
 
 What flows in: a root and the names that would be read. What flows out: nothing, or a ``SourceError`` that names what to
-choose from. Three kinds: training and validation data side by side; tables whose live files are listed in a log or
-in metadata (Delta, Iceberg, Hudi); several revisions of a data set in a hub cache.
+choose from. Three kinds: tables whose live files are listed in a log or in metadata (Delta, Iceberg, Hudi); several
+revisions of a data set in a hub cache; a file beside a packed copy of it. Splits are another matter (``splits.py``).
 """
 
 from __future__ import annotations
 
-import glob
 import re
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from ..errors import SourceError
+from .walk import COMPRESSED
 
-TRAINING = ("train", "training")
-EVALUATION = ("validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
-"""The words that the Hugging Face hub takes for splits."""
-_COULD_BE = ("train",), ("val", "dev", "test")
-"""Parts of all these words: a quick look at many names."""
-_BETWEEN, _NUMBER = re.compile(r"[-_.= ]+"), re.compile(r"\d+")
-_PART = re.compile(r"\d+|of|(?=.*\d)[0-9a-f]{8,}")
-"""Part numbers (00000-of-00002) and the hashes that the hub once put behind them."""
-MOST_OTHER_NAMES = 20
-"""Beside more than this many other names, ``train`` and ``test`` are taken for names like these: repositories, users,
-subjects. A set of splits has few neighbours."""
 _REVISION = re.compile(r".*/snapshots/[0-9a-f]{40}/")
-
-
-class Split(NamedTuple):
-    """A name that says train or test, a folder's with ``/`` behind it. ``rest``: its other words, but part numbers."""
-
-    name: str
-    word: str
-    rest: tuple[str, ...]
-
-    @property
-    def trains(self) -> bool:
-        return self.word in TRAINING
-
-
-def refuse_splits(source: str, root: Path, names: list[str]) -> None:
-    """Refuse training data beside validation or test data: one folder holds both, under names that match."""
-    if not all(any(word in name.lower() for name in names for word in words) for words in _COULD_BE):
-        return
-    mixed = [(folder, pair) for folder, alike in sorted(_neighbours(names).items()) if (pair := _mixed(alike.values()))]
-    if not mixed:
-        return
-    folder, pair = mixed[0]
-    ways = "\n".join(f"    {_way(root, folder, split, every=len(mixed) > 1)}" for split in pair)
-    also = f" (and {len(mixed) - 1:,} folders more)" * (len(mixed) > 1)
-    raise SourceError(
-        f"source {source!r}: {str(root / folder)!r}{also} holds both {pair[0].name!r} and {pair[-1].name!r}, so "
-        f"training would read what is meant for validation or tests. Name what to read:\n{ways}\n"
-        "To read both all the same, make each a source of its own."
-    )
-
-
-def _neighbours(names: list[str]) -> dict[str, dict[str, str]]:
-    """What each folder holds, subfolders with ``/`` behind them; of names that differ in numbers only, the first."""
-    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    for name in names:
-        folder, _, file = name.rpartition("/")
-        if folder not in found:
-            parts = folder.split("/") if folder else []
-            for depth, part in enumerate(parts):
-                found["/".join(parts[:depth])].setdefault(f"{part}/", f"{part}/")
-        found[folder].setdefault(_NUMBER.sub("0", file), file)
-    return found
-
-
-def _mixed(names: Iterable[str]) -> tuple[Split, ...]:
-    """One name for each split word of a folder that mixes them; training first."""
-    splits, others = [], set()
-    for name in names:
-        words = _words(name)
-        said = [word for word in words if word in (*TRAINING, *EVALUATION)]
-        if len(said) == 1:
-            splits.append(Split(name, said[0], tuple(word for word in words if word != said[0])))
-        else:
-            others.add(words)
-    if len(others) > MOST_OTHER_NAMES:
-        return ()
-    found: dict[str, Split] = {}
-    for train in (split for split in splits if split.trains):
-        for other in (split for split in splits if not split.trains):
-            if train.rest == other.rest or not train.rest or not other.rest:
-                found.setdefault(train.word, train)
-                found.setdefault(other.word, other)
-    return tuple(sorted(found.values(), key=lambda split: (not split.trains, split.name)))
-
-
-def _words(name: str) -> tuple[str, ...]:
-    """The words of a name in lower case: ``c4-Train.00000-of-01024.json`` gives c4, train."""
-    stem = name[:-1] if name.endswith("/") else name.rpartition(".")[0]
-    words = [word for word in _BETWEEN.split(stem.lower()) if word and not _PART.fullmatch(word)]
-    return tuple(word.rstrip("0123456789") or word for word in words)
-
-
-def _way(root: Path, folder: str, split: Split, every: bool) -> str:
-    """A path that reads one split. ``every``: of all folders below the root that are alike."""
-    is_folder = split.name.endswith("/")
-    if is_folder and not every:
-        return str(root / folder / split.name)
-    below = f"{root}/**" if every else str(root / folder)  # exists as it is written, so no letter is a wildcard
-    if is_folder:
-        return f"{below}/{glob.escape(split.name)}**"
-    until = split.name.lower().index(split.word) + len(split.word)
-    return f"{below}/{glob.escape(split.name[:until])}*{Path(split.name).suffix}"
 
 
 def refuse_tables(source: str, root: Path, marked: Iterable[str], names: Iterable[str]) -> None:
@@ -150,4 +55,24 @@ def refuse_revisions(source: str, root: Path, names: Iterable[str]) -> None:
         raise SourceError(
             f"source {source!r}: {str(root)!r} holds {len(found)} revisions of a data set, so what they have in common "
             f"would be read more than once. Name one of them:\n{ways}"
+        )
+
+
+def refuse_copies(source: str, root: Path, names: Iterable[str]) -> None:
+    """Refuse a file beside a packed copy: ``part.jsonl`` and ``part.jsonl.gz``, or that and ``part.jsonl.zst``."""
+    first: dict[str, str] = {}
+    copies = []
+    for name in names:
+        stem, dot, ending = name.rpartition(".")
+        before = first.setdefault(stem if f"{dot}{ending.lower()}" in COMPRESSED else name, name)
+        if before != name:
+            copies.append((before, name))
+    if copies:
+        one, other = copies[0]
+        more = f" There are {len(copies) - 1:,} more such pairs." * (len(copies) > 1)
+        globs = " or ".join(repr(f"{root}/**/*{Path(name).suffix}") for name in copies[0])
+        raise SourceError(
+            f"source {source!r}: {str(root)!r} holds both {one!r} and {other!r}, which by their names are one file, "
+            f"packed in two ways or packed and plain, so its records would be read twice.{more} Remove one of them, or "
+            f"name one kind with a glob, such as {globs}."
         )

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import SourceError
+from ..progress import Progress
 from ..records import Contents
 from ..text_of import TextOf
 from . import sizes
@@ -61,9 +62,12 @@ class RowGroups:
         self._text = text
         self._footers = Footers(manifest)
         found: list[np.ndarray] = []
-        for shard in range(len(manifest.shards)):
-            if (groups := self._row_groups(shard, first=not found)) is not None:
-                found.append(groups)
+        shards = range(len(manifest.shards))
+        with Progress("reading the footers of Parquet files", len(shards), "files") as progress:
+            for shard in shards:
+                if (groups := self._row_groups(shard, first=not found)) is not None:
+                    found.append(groups)
+                progress.done()
         if not found:
             raise SourceError(f"none of the {len(manifest.shards)} Parquet files in {str(manifest.root)!r} has a row.")
         table = np.concatenate(found)

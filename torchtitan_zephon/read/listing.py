@@ -16,8 +16,8 @@ from typing import NamedTuple
 from ..errors import SourceError
 from .formats import FORMATS, SUFFIXES
 from .packings import PACKINGS
-from .pattern import root_of
-from .store import LocalStore
+from .pattern import Pattern
+from .store import Store
 from .walk import File, LeftOut, Reason, Walk
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -27,21 +27,22 @@ SHOWN_NAMES = 5
 class Listing(NamedTuple):
     """``tables``: folders met that hold a name which marks a table format, relative to the root."""
 
-    root: Path
     files: list[File]
     left_out: tuple[LeftOut, ...]
     tables: set[str]
 
 
-def list_files(source: str, path: str) -> Listing:
-    """All files that ``path`` stands for. Raises ``SourceError`` for none, and for what cannot be read or is packed."""
-    root, below = root_of(source, path)
-    walk = LocalStore(root).list(below)
+def list_files(source: str, path: str, store: Store, below: Pattern | str) -> Listing:
+    """All files that ``path`` stands for: what is ``below`` the root of ``store``.
+
+    Raises ``SourceError`` for none, and for what cannot be read or is packed.
+    """
+    walk = store.list(below)
     files = [_named_in_utf8(walk, file) for file in walk.files]
     if walk.problems:
         problems = sorted(walk.problems, key=lambda p: os.fsencode(p[0]))
         more = f" There are {len(problems) - 1:,} more such names." * (len(problems) > 1)
-        raise SourceError(f"source {source!r}: {str(root / problems[0][0])!r} {problems[0][1]}{more}")
+        raise SourceError(f"source {source!r}: {str(store.root / problems[0][0])!r} {problems[0][1]}{more}")
     if walk.packed:
         titles = ", ".join(of.title for of in FORMATS.values() if of.cutter)
         suffixes = ", ".join(packing.suffix for packing in PACKINGS)
@@ -54,7 +55,7 @@ def list_files(source: str, path: str) -> Listing:
     left_out = tuple(sorted([*walk.left_out, *second], key=lambda left: left.name.encode("utf-8", "surrogateescape")))
     if not files:
         raise _nothing(source, path, left_out)
-    return Listing(root, files, left_out, walk.tables)
+    return Listing(files, left_out, walk.tables)
 
 
 def once(files: list[File]) -> tuple[list[File], list[LeftOut]]:

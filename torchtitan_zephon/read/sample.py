@@ -11,10 +11,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import SourceError
+from ..progress import Progress
 from .packings import PACKINGS, packing_of, wrong_packing
 from .retry import with_retries
 from .store import Store
@@ -32,47 +35,59 @@ _POINTER_BYTES = range(64, 1025)
 """Sizes that a pointer can have."""
 
 
+class Sampling(NamedTuple):
+    """How the files of a source are sampled: every ``every``-th of them, ``budget`` bytes each, or whole if None."""
+
+    every: int
+    budget: int | None
+
+    @classmethod
+    def of(cls, sizes: Sequence[int]) -> Sampling:
+        """For files of these sizes."""
+        every = -(-len(sizes) // MOST_SAMPLED_SHARDS)
+        return cls(every, None if sum(sizes) <= SAMPLE_BYTES else SAMPLE_BYTES // -(-len(sizes) // every))
+
+    def look(self, store: Store, name: str, num_bytes: int) -> tuple[str, bytes]:
+        """The hash of a file's sample, and its first bytes. Raises ``OSError``."""
+        h = hashlib.blake2b(digest_size=8)
+        with store.open(name) as f:
+            if self.budget is None or num_bytes <= self.budget:
+                head = b""
+                for block in iter(lambda: f.read(2**20), b""):
+                    head = head or block[:64]
+                    h.update(block)
+            else:
+                head = f.read(64)
+                length = max(1, self.budget // SAMPLES_PER_SHARD)
+                for k in range(SAMPLES_PER_SHARD):
+                    f.seek((num_bytes - length) * k // (SAMPLES_PER_SHARD - 1))
+                    h.update(f.read(length))
+        return h.hexdigest(), head
+
+
 def sample(source: str, kind: str, store: Store, files: list[File]) -> list[str]:
     """A hash of each file's sample; '' for those left out where there are very many, which are only asked for.
 
     Raises ``SourceError`` for a file that may not be read, or that holds no records.
     """
-    every = -(-len(files) // MOST_SAMPLED_SHARDS)
-    total = sum(file.num_bytes for file in files)
-    budget = None if total <= SAMPLE_BYTES else SAMPLE_BYTES // -(-len(files) // every)
+    sampling = Sampling.of([file.num_bytes for file in files])
     samples = []
-    for i, (name, num_bytes, _) in enumerate(files):
-        path = store.path(name)
-        try:
-            if i % every:
-                samples.append("")
-                head = with_retries(partial(_head, store, name, num_bytes), path, "the beginning")
-            else:
-                digest, head = with_retries(partial(_sample_file, store, name, num_bytes, budget), path, "a sample")
-                samples.append(digest)
-        except OSError as error:
-            raise SourceError(f"source {source!r}: {path!r} {trouble(Path(path), error)}") from None
-        if head and (problem := _problem(kind, name, head)):
-            raise SourceError(f"source {source!r}: {path!r} {problem}")
+    with Progress(f"sampling the files of source {source!r}", len(files), "files") as progress:
+        for i, (name, num_bytes, _) in enumerate(files):
+            path = store.path(name)
+            try:
+                if i % sampling.every:
+                    samples.append("")
+                    head = with_retries(partial(_head, store, name, num_bytes), path, "the beginning")
+                else:
+                    digest, head = with_retries(partial(sampling.look, store, name, num_bytes), path, "a sample")
+                    samples.append(digest)
+            except OSError as error:
+                raise SourceError(f"source {source!r}: {path!r} {trouble(Path(path), error)}") from None
+            if head and (problem := _problem(kind, name, head)):
+                raise SourceError(f"source {source!r}: {path!r} {problem}")
+            progress.done()
     return samples
-
-
-def _sample_file(store: Store, name: str, size: int, budget: int | None) -> tuple[str, bytes]:
-    """The hash of a sample, and the file's first bytes."""
-    h = hashlib.blake2b(digest_size=8)
-    with store.open(name) as f:
-        if budget is None or size <= budget:
-            head = b""
-            for block in iter(lambda: f.read(2**20), b""):
-                head = head or block[:64]
-                h.update(block)
-        else:
-            head = f.read(64)
-            length = max(1, budget // SAMPLES_PER_SHARD)
-            for k in range(SAMPLES_PER_SHARD):
-                f.seek((size - length) * k // (SAMPLES_PER_SHARD - 1))
-                h.update(f.read(length))
-    return h.hexdigest(), head
 
 
 def _head(store: Store, name: str, num_bytes: int) -> bytes:

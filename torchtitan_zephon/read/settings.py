@@ -36,6 +36,13 @@ class SourceConfig:
         in_identity="unless_default",
     )
 
+    split: str = setting(
+        "",
+        "Which files are read where several splits lie side by side: `train`, `validation`, `test`, or another word of "
+        "their names or folders. Without it such a folder is refused.",
+        in_identity=False,
+    )
+
     def __post_init__(self) -> None:
         if self.template and self.field != "text":
             raise ConfigError(

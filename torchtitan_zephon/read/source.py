@@ -63,6 +63,12 @@ class Source:
         path = self.reader.manifest.path(self.reader.shard_of(chunk.piece))
         return f"source {self.name!r}, file {str(path)!r}, {self.reader.span(chunk)}"
 
+    def look_at(self, piece: int) -> None:
+        """Raise ``SourceError`` unless the file of ``piece`` is there; a list of another rank is compared with it."""
+        manifest = self.reader.manifest
+        name = manifest.shards[self.reader.shard_of(piece)].name
+        self.tried(piece, "the version", lambda: manifest.store.version(name))
+
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The units of whole records: from the one that holds ``unit`` on, ``num_bytes`` or more of them."""
         return self.tried(piece, f"the records at {unit:,}", lambda: self.reader.around(piece, unit, num_bytes))
@@ -103,10 +109,18 @@ class Source:
             raise SourceError(f"source {self.name!r}, shard {name!r}: cannot be read: {error}.") from error
 
 
+def source_of(name: str, settings: SourceConfig, max_record_bytes: int, manifest: Manifest) -> Source:
+    """The source ``name``, whose files are those of ``manifest``. Raises ``SourceError``."""
+    return Source(name, settings.text, _reader(name, manifest, settings, max_record_bytes))
+
+
+Opening = Callable[[str, SourceConfig, int], Source]
+"""How a source is opened, given its name, settings and the most bytes of a record. Raises ``SourceError``."""
+
+
 def open_source(name: str, settings: SourceConfig, max_record_bytes: int = DEFAULTS.max_record_bytes) -> Source:
     """List, fingerprint and open the source ``name``. Raises ``SourceError``."""
-    manifest = list_source(name, settings)
-    return Source(name, settings.text, _reader(name, manifest, settings, max_record_bytes))
+    return source_of(name, settings, max_record_bytes, list_source(name, settings))
 
 
 def _reader(name: str, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> Reader:

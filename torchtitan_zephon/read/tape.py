@@ -40,6 +40,11 @@ class Tape:
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
 
+    @property
+    def piece(self) -> int:
+        """The one at hand."""
+        return self._table.part(self._runs.run(self._place.runs)[1])[0]
+
     def turn(self) -> Turn:
         """The next turn; whoever gets it has to take it."""
         self._turns += 1

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import heapq
 import os
+import re
 import stat
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from ..progress import Progress
 from .formats import SUFFIXES, format_of
 from .pattern import Pattern, States
 from .retry import with_retries
@@ -27,6 +29,13 @@ _NO_FOLDER = frozenset({
     *(".safetensors", ".sha1", ".sha256", ".svg", ".tar", ".tgz", ".toml", ".tsv", ".txt", ".xml", ".yaml", ".zip"),
 })  # fmt: skip
 """A link to nothing may have been one to a folder of data, unless its name ends like this."""
+ABOUT = re.compile(
+    r"(dataset_(info|infos|dict)|state)\.json|cache-[0-9a-f]{16}.*\.arrow|"
+    r"(readme|licen[cs]e)([-_. ].*)?\.(txt|json|csv)|"
+    r"(copying|notice|changelog|citation|requirements|checksums?|(md5|sha\d+)sums?)\.(txt|json|csv)",
+    re.IGNORECASE,
+)
+"""Files that lie beside the data and end like data. The first three are those of Hugging Face ``datasets``."""
 TABLE_MARKS = frozenset({"_delta_log", ".hoodie", "metadata"})
 
 
@@ -39,6 +48,8 @@ class Reason(Enum):
     HIDDEN = "hidden"
     FOLDER = "folder, where the path asks for files"
     OTHER_TYPE = "of another type"
+    ABOUT = "about the data, by the name"
+    OTHER_SPLIT = "of no split that is asked for"
 
 
 class LeftOut(NamedTuple):
@@ -75,11 +86,14 @@ class Walk:
     def run(self) -> None:
         """Folders by their own paths first. Then those that only links lead to, the first link bytewise first."""
         folders = [("", self.pattern.start())]
-        while folders:
-            folders += reversed(self._folder(*folders.pop()))
-            if not folders and self._links:
-                _, link, states = heapq.heappop(self._links)
-                folders = [(link, states)]
+        with Progress(f"listing {str(self.root)!r}", None, "files found") as progress:
+            while folders:
+                before = len(self.files)
+                folders += reversed(self._folder(*folders.pop()))
+                progress.done(len(self.files) - before)
+                if not folders and self._links:
+                    _, link, states = heapq.heappop(self._links)
+                    folders = [(link, states)]
 
     def named(self, name: str) -> None:
         """A single file, named by the whole path: no name is hidden then."""
@@ -110,7 +124,7 @@ class Walk:
                 elif entry.is_dir(follow_symlinks=False):
                     subfolders += self._subfolder(folder, states, entry.name)
                 elif self.pattern.takes(states, entry.name):
-                    self._take(folder + entry.name, entry.name, entry.stat)
+                    self._met(folder + entry.name, entry.name, entry.stat)
                 elif self.pattern.takes(states, entry.name, any_name=True):
                     self.left_out.append(LeftOut(folder + entry.name, Reason.HIDDEN))
         except OSError as error:
@@ -146,7 +160,7 @@ class Walk:
             return
         if not stat.S_ISDIR(status.st_mode):
             if takes:
-                self._take(full, name, lambda: status)
+                self._met(full, name, lambda: status)
         elif not inside:
             self.left_out.append(LeftOut(f"{full}/", Reason.FOLDER))
         elif self._is_loop(folder, entry.path):
@@ -155,7 +169,7 @@ class Walk:
             heapq.heappush(self._links, (os.fsencode(full), f"{full}/", inside))
 
     def _dead_link(self, full: str, name: str, error: OSError, takes: bool, enters: bool) -> None:
-        is_data = takes and (self._kind(name) or _ending(name) in COMPRESSED)
+        is_data = takes and (self._kind(name) or _ending(name) in COMPRESSED) and not ABOUT.fullmatch(name)
         no_folder = not enters or (isinstance(error, FileNotFoundError) and _ending(name) in _NO_FOLDER)
         if is_data or not no_folder:
             self._trouble(full, error)
@@ -166,8 +180,15 @@ class Walk:
         here, there = os.path.realpath(self._prefix + folder), os.path.realpath(link)
         return os.path.commonpath((here, there)) == there
 
+    def _met(self, full: str, name: str, status_of: Callable[[], os.stat_result]) -> None:
+        """A file that a wildcard takes."""
+        if self._kind(name) and ABOUT.fullmatch(name):
+            self.left_out.append(LeftOut(full, Reason.ABOUT))
+        else:
+            self._take(full, name, status_of)
+
     def _take(self, full: str, name: str, status_of: Callable[[], os.stat_result]) -> None:
-        """A file that the pattern takes: read it if its ending says that it is data."""
+        """A file that the path asks for: read it if its ending says that it is data."""
         kind = self._kind(name)
         if kind is None:
             if _ending(name) in COMPRESSED and self._kind(name.rpartition(".")[0]):

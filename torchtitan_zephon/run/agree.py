@@ -4,9 +4,8 @@ What flows in: an ``Exchange`` and what this rank is going to read, or the error
 flows out: nothing where all ranks agree. Otherwise every rank raises one and the same error, which names the odd rank
 and the first difference. A rank that has failed takes part with its error, so that no rank waits for it in vain.
 
-Agreement costs one exchange of about 500 bytes a rank, however many shards there are: a hash for each table of the
-statement. Only where they differ, further exchanges narrow it down, each with at most ``PARTS`` hashes or entries a
-rank: three for 100,000 shards.
+Agreement costs one exchange of about 500 bytes a rank: a hash for each table of the statement. Only where they differ,
+further exchanges narrow it down, each with at most ``PARTS`` hashes or entries a rank: three for 100,000 entries.
 """
 
 from __future__ import annotations
@@ -53,6 +52,7 @@ KINDS: dict[str, tuple[type[ZephonError], str]] = {
 """A kind of table -> the error where ranks differ in it, and the way out. In this order differences are looked for:
 causes before what follows from them."""
 
+NO_DATA = "cannot read its data, so no rank begins"
 _ERRORS = (ConfigError, SourceError, TokenizerError, FunctionError, RunnerError, StateError, ZephonError)
 T = TypeVar("T")
 
@@ -101,13 +101,28 @@ def _gathered(exchange: Exchange, look: Callable[[], Any]) -> tuple[Ranks, list[
         own["found"] = look()
     except Exception as error:
         failure = error
-        kind = next((e.__name__ for e in _ERRORS if isinstance(error, e)), type(error).__name__)
-        own["error"] = [kind, str(error)[:LONGEST_ERROR]]
+        own["error"] = told(error)
     said = [json.loads(data) for data in exchange(_json(own))]
     ranks = Ranks([words["host"] for words in said], [None] * len(said))
     if any("error" in words for words in said):
         raise _failed(ranks, [words.get("error") for words in said], failure)
     return ranks, [words["found"] for words in said]
+
+
+def told(error: Exception) -> list[str]:
+    """The kind and the text of an error, as other ranks are told of it."""
+    return [
+        next((e.__name__ for e in _ERRORS if isinstance(error, e)), type(error).__name__),
+        str(error)[:LONGEST_ERROR],
+    ]
+
+
+def as_told(kind: str, text: str, *, who: str) -> ZephonError:
+    """The error to raise for one that ``who`` told of: the same, unless it is of a kind that nobody expects."""
+    known = {e.__name__: e for e in _ERRORS}
+    error = known[kind](text) if kind in known else SourceError(f"{who} {NO_DATA}: {kind}: {text}")
+    error.of_all_ranks = True
+    return error
 
 
 def attempt(look: Callable[[], T]) -> Callable[[], T]:
@@ -162,11 +177,10 @@ def _failed(ranks: Ranks, errors: list[list[str] | None], failure: Exception | N
         failure.of_all_ranks = True
         return failure
     alike = [r for r in failed if errors[r] == [kind, text]]
-    known = {e.__name__: e for e in _ERRORS}
     rest = f"\n{len(failed) - len(alike)} other ranks failed in other ways." if failed != alike else ""
-    what = text if kind in known else f"{kind}: {text}"
-    error = known.get(kind, SourceError)(f"{ranks.named(alike)} cannot read its data, so no rank begins: {what}{rest}")
-    error.of_all_ranks = True
+    who = ranks.named(alike)
+    known = kind in {e.__name__ for e in _ERRORS}
+    error = as_told(kind, f"{who} {NO_DATA}: {text}{rest}" if known else f"{text}{rest}", who=who)
     error.__cause__ = failure
     return error
 

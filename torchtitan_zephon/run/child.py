@@ -21,16 +21,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import cast
 
-from ..changes import recipe_changes
+from ..config import SourceConfig
 from ..errors import SourceError, ZephonError
 from ..ledger import LaneEntry, LedgerWriter
 from ..ops.tokenize import Backend
 from ..plan.layout import Layout
 from ..program import Program, compile_program
+from ..read.source import Source, source_of
 from ..state import Snapshot, listed
 from .engine import LaneEngine
 from .messages import Ended, Failed, FromLoader, Ready, Said, Save, Saved, Setup, Taken
 from .ring import SLOTS, Ring
+from .statement import pieces_text
 
 
 def serve(trainer: Connection, memory: int) -> None:
@@ -160,13 +162,19 @@ class _Loader:
 
 
 def _compiled(setup: Setup) -> Program:
-    """The trainer's program, compiled once more. Raises ``SourceError`` if it is another one by now."""
-    stream = setup.at.stream
-    backend = cast(Backend, stream.tokenizer_backend)
-    program = compile_program(setup.recipe, setup.seq_len, setup.tokenizer, setup.functions, backend)
-    if changes := recipe_changes(stream.recipe, program.identity):
+    """The trainer's program, compiled once more of the same files. Raises ``SourceError`` if they changed."""
+
+    def opening(name: str, settings: SourceConfig, max_record_bytes: int) -> Source:
+        return source_of(name, settings, max_record_bytes, setup.files[name].manifest)
+
+    backend = cast(Backend, setup.at.stream.tokenizer_backend)
+    program = compile_program(setup.recipe, setup.seq_len, setup.tokenizer, setup.functions, backend, opening)
+    found = zip(program.names, map(pieces_text, program.tables), strict=True)
+    if changed := [
+        f"source {n!r}: {setup.files[n].pieces} -> {now}" for n, now in found if now != setup.files[n].pieces
+    ]:
         raise SourceError(
-            "the data changed between the start of the job and that of its loader's process (field: at the start -> "
-            f"now):{listed(changes)}\nStart again when nothing writes to the sources."
+            f"files changed between the start of the job and that of its loader's process:{listed(changed)}\n"
+            "Start again when nothing writes to the sources."
         )
     return program

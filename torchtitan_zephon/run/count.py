@@ -18,6 +18,7 @@ from ..errors import ConfigError
 from ..lane.machine import Lane
 from ..plan.layout import Layout
 from ..program import Program
+from ..progress import Progress
 from ..state import recipe_hash
 from .agree import Exchange, alone, gather
 from .fetch import Fetch
@@ -76,7 +77,8 @@ def count_sequences(
         machines = [Lane(of_lane) for of_lane in program.lanes(new, tokens_per_mib).values()]
         fetch = Fetch(program, machines, settings)
         try:
-            known.update({lane.number: _count_lane(lane, fetch) for lane in machines})
+            with Progress("counting one pass", None, "sequences") as progress:
+                known.update({lane.number: _count_lane(lane, fetch, progress) for lane in machines})
         finally:
             fetch.close()
     return {n: known[n] for n in lanes}
@@ -86,11 +88,12 @@ def _known(program: Program, tokens_per_mib: tuple[int, ...]) -> dict[int, int]:
     return _counted.setdefault((recipe_hash(program.identity), tokens_per_mib), {})
 
 
-def _count_lane(lane: Lane, fetch: Fetch) -> int:
+def _count_lane(lane: Lane, fetch: Fetch, progress: Progress) -> int:
     fetch.active, count = [lane], 0
     fetch.read_on(lane)
     while not lane.dry:
         lane.take()
         count += 1
+        progress.done()
         fetch.read_on(lane)
     return count

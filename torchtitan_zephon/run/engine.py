@@ -7,6 +7,8 @@ rank, step by step, and the state of its lanes at every step's end.
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,11 +21,13 @@ from ..lane.machine import Lane
 from ..ledger import LaneEntry, LedgerWriter
 from ..plan.layout import Layout
 from ..program import Program
+from ..progress import Progress
 from ..records import Batch, Sequence
 from ..state import Snapshot, recipe_hash
 from .fetch import Fetch
-from .progress import Progress
 from .watch import Watch, balance_of, figures_of
+
+logger = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
@@ -98,17 +102,19 @@ class LaneEngine:
         """Replay, all lanes in step, and compare the digests."""
         states = {state.lane: state for state in self._at.lanes}
         delivered = [(lane, states[lane.number].delivered) for lane in self._lanes]
-        progress = Progress(lanes=len(self._lanes), sequences=sum(n for _, n in delivered))
-        for i in range(max(n for _, n in delivered)):
-            behind = [lane for lane, n in delivered if i < n]
-            self._fetch.active = behind  # the workers are for the lanes that still have far to go
-            for lane in behind:
-                self._take(lane)
-            progress.done(len(behind))
+        sequences, began = sum(n for _, n in delivered), time.monotonic()
+        with Progress(f"restoring {len(self._lanes)} lanes", sequences, "sequences read again") as progress:
+            for i in range(max(n for _, n in delivered)):
+                behind = [lane for lane, n in delivered if i < n]
+                self._fetch.active = behind  # the workers are for the lanes that still have far to go
+                for lane in behind:
+                    self._take(lane)
+                progress.done(len(behind))
         for lane in self._lanes:
             lane.check_replay(states[lane.number])
         if self.step:
-            progress.end()
+            said = f"{sequences:,}", len(self._lanes), time.monotonic() - began
+            logger.info("restored: %s sequences of %d lanes read again in %.1f s", *said)
         self._replayed = True
         self._fetch.active = self._lanes
         self._fetch.ahead()

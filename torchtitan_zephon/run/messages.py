@@ -19,7 +19,15 @@ from ..errors import RunnerError, ZephonError
 from ..ops.functions import Function
 from ..ops.tokenize import TokenizerSpec
 from ..plan.layout import Layout
+from ..read.files import Manifest
 from ..state import Snapshot
+
+
+class Files(NamedTuple):
+    """The files of a source, so that they are not listed once more, and what the trainer found them to consist of."""
+
+    manifest: Manifest
+    pieces: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +41,7 @@ class Setup:
     layout: Layout
     settings: RunSettings
     at: Snapshot
+    files: dict[str, Files]
 
 
 class Taken(NamedTuple):

@@ -36,8 +36,9 @@ from ..program import Program
 from ..records import Batch, Rows
 from ..state import Snapshot, StreamState
 from .failure import DIED
-from .messages import Ended, Failed, FromLoader, Ready, Said, Save, Saved, Setup, Taken
+from .messages import Ended, Failed, Files, FromLoader, Ready, Said, Save, Saved, Setup, Taken
 from .ring import allocate
+from .statement import pieces_text
 
 BOOT = Path(__file__).resolve().with_name("boot.py")
 _LOOK_UP_S = 1.0
@@ -58,6 +59,10 @@ class ChildEngine:
             layout=layout,
             settings=settings,
             at=at,
+            files={
+                source.name: Files(source.reader.manifest, pieces_text(table))
+                for source, table in zip(program.sources, program.tables, strict=True)
+            },
         )
         self._child: Child | None = None
         self._close: Callable[[], Any] = lambda: None

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
+from ..plan.chunking import ChunkTable
 from ..plan.layout import Layout
+from ..plan.slices import SliceTable
 from ..program import Program
 from ..read.formats import FORMATS
 from ..state import Snapshot, StreamState
@@ -82,12 +84,18 @@ def _read(program: Program, backend: str, layout: Layout) -> dict[str, Table]:
         "versions": _versions((s.reader.manifest.format for s in program.sources), backend),
         "recipe": dict(_flat({**recipe, "sources": sources})),
         "shards": {
-            prefix + repr(shard.name): f"{shard.num_bytes} bytes, sample {shard.sample}"
-            for prefix, shards in ((f"sources.{s.name}.shards: ", s.reader.manifest.shards) for s in program.sources)
-            for shard in shards
+            f"sources.{source.name}.shards": pieces_text(table)
+            for source, table in zip(program.sources, program.tables, strict=True)
         },
         "layout": {name: str(getattr(layout, name)) for name in ("global_batch_size", "dp_degree", "local_batch_size")},
     }
+
+
+def pieces_text(table: ChunkTable | SliceTable) -> str:
+    """What the files of a source consist of. All ranks have one list of them, and each finds their row groups."""
+    pieces = table.pieces
+    digest = hashlib.blake2b(pieces.sizes.tobytes() + pieces.units.tobytes(), digest_size=8).hexdigest()
+    return f"{len(pieces.sizes)} pieces, digest {digest}"
 
 
 def _versions(formats: Iterable[str], backend: str) -> Table:

@@ -25,6 +25,7 @@ from .failure import Failure, in_mid_step
 from .process import ChildEngine, check_process
 from .resume import decode_state, on_backend
 from .statement import statement
+from .together import look_at_first_segments
 
 
 class RankStream:
@@ -112,6 +113,8 @@ class RankStream:
                 self._at = self._at._replace(stream=replace(self._at.stream, tokens_per_mib=rates))
                 if layout.dp_rank == 0:
                     program.warn(estimates)
+            if self.exchange is not alone and program.recipe.repeat:  # a pass is counted, by which all of it is read
+                look_at_first_segments(program, self._at)
 
         agree(self.exchange, look, lambda _: statement(program, layout, self._at))
         stream = self._at.stream

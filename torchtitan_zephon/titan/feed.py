@@ -15,6 +15,7 @@ from ..ops.tokenize import TokenizerSpec, Wanted
 from ..ops.tokenizer_files import FILES, Roles, make_spec, open_tokenizer, spec_of, unusable
 from ..plan.layout import Layout
 from ..program import Program, compile_program
+from ..read.source import Opening, open_source
 from .job import Job
 
 if TYPE_CHECKING:
@@ -58,21 +59,21 @@ class Feed:
         """The first rank's with each of ``local_batch_sizes``, all of which must divide its share."""
         return [self.layout(dp_degree, 0, size) for size in local_batch_sizes]
 
-    def program(self, seq_len: int, tokenizer: BaseTokenizer) -> Program:
+    def program(self, seq_len: int, tokenizer: BaseTokenizer, opening: Opening = open_source) -> Program:
         """The compiled program, as the trainer's ``tokenizer`` makes ids."""
         spec = tokenizer_spec(tokenizer, self.recipe)
-        return compiled(self.effective, seq_len, spec, self.settings.tokenizer_backend)
+        return compiled(self.effective, seq_len, spec, self.settings.tokenizer_backend, opening)
 
 
 _programs: dict[str, Program] = {}
 
 
-def compiled(recipe: Recipe, seq_len: int, tokenizer: TokenizerSpec, backend: Wanted) -> Program:
+def compiled(recipe: Recipe, seq_len: int, tokenizer: TokenizerSpec, backend: Wanted, opening: Opening) -> Program:
     """The compiled program, kept for the life of the process: the start-up check, the loader, and
     the validator (which builds its loader anew every time) ask for the same one."""
     key = f"{recipe!r} {seq_len} {tokenizer.identity!r} {backend}"
     if key not in _programs:
-        _programs[key] = compile_program(recipe, seq_len, tokenizer, backend=backend)
+        _programs[key] = compile_program(recipe, seq_len, tokenizer, backend=backend, opening=opening)
     return _programs[key]
 
 

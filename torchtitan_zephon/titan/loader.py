@@ -20,9 +20,10 @@ from torchtitan.tools.logging import logger
 
 from ..errors import StateError
 from ..metrics import Gauges
-from ..run.agree import agree, alone
+from ..run.agree import alone
 from ..run.statement import statement
 from ..run.stream import RankStream
+from ..run.together import open_together
 from ..state import NEW_STREAM
 from . import training_began
 from .feed import Feed
@@ -49,7 +50,11 @@ class StreamLoader(BaseDataLoader):
     ) -> None:
         layout = feed.layout(dp_world_size, dp_rank, local_batch_size)
         exchange = exchange_of_job()
-        program = agree(exchange, lambda: feed.program(seq_len, tokenizer), lambda program: statement(program, layout))
+        program = open_together(
+            exchange,
+            lambda opening: feed.program(seq_len, tokenizer, opening),
+            lambda program: statement(program, layout),
+        )
         self.stream = RankStream(program, layout, feed.settings, first_step=feed.first_step, exchange=exchange)
         self.gauges = Gauges(self.stream)
         if dp_rank == 0:

@@ -2,9 +2,9 @@
 
 What flows in: a ``Start``, which each generation fills from its own finished configuration. What
 flows out: the step at which the loader's stream begins, or a ``ZephonError``: the first of the
-findings (``findings.py``). Every rank looks for itself, without a process group. As soon as there is
-a group, and before a model is built, the ranks compare what they found (``agreed``). A rank that
-failed takes its error there, because the others would otherwise wait for it until the group's time-out.
+findings (``findings.py``). As soon as there is a process group, and before a model is built, the ranks
+do that together (``agreed``): one lists the files for all, each looks for itself, and they compare
+what they found. A rank that fails takes part with its error, so that no other waits for a time-out.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torchtitan.tools.logging import logger
 from ..ops.tokenize import TokenizerSpec
 from ..plan.layout import Layout
 from ..program import Program
-from ..run.agree import agree
+from ..read.source import Opening, open_source
 from ..run.statement import Statement, before_the_mesh
+from ..run.together import open_together
 from .checkpoint import Restart, checkpoint_to_load, repeats
 from .feed import Feed, tokenizer_spec
 from .findings import ask
@@ -70,15 +71,16 @@ class Found:
     statement: Statement
 
 
-def agreed(look: Callable[[], Found]) -> int:
-    """The ``first_step`` that ``look`` finds, after all ranks of the job have found the same data.
+def agreed(start: Start) -> int:
+    """The ``first_step`` that all ranks of the job find, after one of them has listed the files for all.
 
-    Raises the same ``ZephonError`` on every rank where they have not, or where ``look`` failed on one of them.
+    Raises the same ``ZephonError`` on every rank where they find other things, or where one of them fails.
     """
-    return agree(exchange_of_job(), look, lambda found: found.statement).first_step
+    found = open_together(exchange_of_job(), lambda opening: preflight(start, opening), lambda found: found.statement)
+    return found.first_step
 
 
-def preflight(start: Start) -> Found:
+def preflight(start: Start, opening: Opening = open_source) -> Found:
     """What this rank finds; ``ZephonError`` if the job cannot run."""
     loaders = {"": start.train} if start.validation is None else {"": start.train, "validation: ": start.validation}
     layouts = {name: loader.layout(start.dp_degree) for name, loader in loaders.items()}
@@ -86,7 +88,7 @@ def preflight(start: Start) -> Found:
     continues = checkpoint is not None and "dataloader" not in start.restart.exclude_from_loading
     readings: dict[str, tuple[Program, Layout, tuple[int, ...] | None]] = {}
     for name, loader in loaders.items():
-        reading = reading_of(start, loader, sampled=loader is not start.train or not continues)
+        reading = reading_of(start, loader, opening, sampled=loader is not start.train or not continues)
         ask(READING, reading, RAISED)
         assert reading.program is not None
         measured = tuple(source.estimate.tokens_per_mib for source in reading.sources)
@@ -96,7 +98,7 @@ def preflight(start: Start) -> Found:
     return Found(first_step=first_step, statement=found)
 
 
-def reading_of(start: Start, loader: Loader, *, sampled: bool) -> Reading:
+def reading_of(start: Start, loader: Loader, opening: Opening, *, sampled: bool) -> Reading:
     """What ``loader`` is going to read, with the trainer's own tokenizer."""
     feed = loader.feed
 
@@ -110,6 +112,7 @@ def reading_of(start: Start, loader: Loader, *, sampled: bool) -> Reading:
         seq_len=loader.seq_len,
         vocab_size=start.vocab_size,
         sampled=sampled,
+        opening=opening,
     )
 
 

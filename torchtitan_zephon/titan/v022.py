@@ -39,14 +39,13 @@ from torchtitan.train import Trainer
 from ..config import Recipe, RunSettings
 from ..errors import ConfigError, Problems, TokenizerError, nearest
 from ..paths import anchor_paths
-from ..run.agree import attempt
 from . import cpu
 from .checkpoint import Restart
 from .feed import training_feed, validation_feed
 from .generations import GENERATIONS
 from .job import Job, build_job
 from .loader import DataMetrics, StreamLoader
-from .preflight import Found, Loader, Start, agreed, preflight
+from .preflight import Loader, Start, agreed
 from .tables import filled
 
 cpu.check_entry_point()  # this import is the last thing that TorchTitan does before it asks for its device
@@ -121,7 +120,7 @@ def with_our_data(spec: TrainSpec) -> TrainSpec:
         first_step = getattr(job_config, "zephon_first_step", None)
         if first_step is None:  # the stock entry point
             start = start_of(job, job_config, spec, dp_world_size, lambda: tokenizer)
-            first_step = agreed(lambda: preflight(start))
+            first_step = agreed(start)
         built = ZephonDataLoader(
             dataclasses.replace(training_feed(job), first_step=first_step), dp_world_size=dp_world_size,
             dp_rank=dp_rank, tokenizer=tokenizer, seq_len=job_config.training.seq_len,
@@ -257,27 +256,27 @@ def run(job: Job, *, on_cpu: bool) -> None:
             "train; use a flavor with plain attention, such as 'debugmodel' of llama3."
         )
     config.zephon_job = job
-    train(config, attempt(lambda: preflight(start)))
+    train(config, start)
 
 
 class ZephonTrainer(Trainer):
-    """The stock trainer; the ranks compare what they found before it builds a model."""
+    """The stock trainer; the ranks look at the job together before it builds a model."""
 
-    def __init__(self, config: Any, found: Callable[[], Found]) -> None:
-        self._found = found
+    def __init__(self, config: Any, start: Start) -> None:
+        self._start = start
         super().__init__(config)
 
     def init_distributed(self) -> ParallelDims:
         """The stock trainer's first work, and ours."""
         dims = super().init_distributed()
-        self.job_config.zephon_first_step = agreed(self._found)
+        self.job_config.zephon_first_step = agreed(self._start)
         return dims
 
 
-def train(config: Any, found: Callable[[], Found]) -> None:
+def train(config: Any, start: Start) -> None:
     """``torchtitan.train.main`` without its parser, which takes no configuration but the command line's."""
     init_logger()
-    trainer = ZephonTrainer(config, found)
+    trainer = ZephonTrainer(config, start)
     try:
         if config.checkpoint.create_seed_checkpoint:
             if int(os.environ["WORLD_SIZE"]) != 1 or not config.checkpoint.enable:

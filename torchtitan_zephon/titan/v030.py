@@ -22,13 +22,12 @@ from torchtitan.trainer import Trainer
 
 from ..config import Recipe, RunSettings, load_recipe
 from ..errors import ConfigError
-from ..run.agree import attempt
 from . import cpu
 from .checkpoint import Restart
 from .feed import Feed
 from .generations import GENERATIONS
 from .loader import DataMetrics, StreamLoader
-from .preflight import Loader, Start, agreed, preflight
+from .preflight import Loader, Start, agreed
 
 RELEASE = GENERATIONS["0.3.0"]
 
@@ -116,16 +115,15 @@ class ZephonTrainer(Trainer):
             return dataclasses.replace(loader, global_batch_size=self.training.global_batch_size)
 
     def __init__(self, config: Config) -> None:
-        start = start_of(config, int(os.environ["WORLD_SIZE"]))
-        self._preflight = attempt(lambda: preflight(start))
+        self._start = start_of(config, int(os.environ["WORLD_SIZE"]))
         super().__init__(config)
         check_checkpointer(config.checkpoint)  # here, as the stock trainer has now applied its overrides
         DataMetrics(self.metrics_processor, self.dataloader)
 
     def init_distributed(self) -> ParallelDims:
-        """The stock trainer's first work, before it builds a model; then the ranks compare what they found."""
+        """The stock trainer's first work, before it builds a model; then the ranks look at the job together."""
         dims = super().init_distributed()
-        first_step = agreed(self._preflight)
+        first_step = agreed(self._start)
         self.config.dataloader = dataclasses.replace(self.config.dataloader, first_step=first_step)
         return dims
 
