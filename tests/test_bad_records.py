@@ -7,17 +7,28 @@ import logging
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, strategies as st
 
 from tests.scenarios import global_batches, rank_steps, says, small_pipeline, texts_of, write_jsonl
-from torchtitan_zephon import FunctionError, Pipeline, RecordError, SourceError
+from torchtitan_zephon import FunctionError, Pipeline, RecordError, SourceConfig, SourceError
+from torchtitan_zephon.bad_records import BadRecordSettings
 from torchtitan_zephon.balance import Balance, Read
+from torchtitan_zephon.documents import read_documents
+from torchtitan_zephon.ops.functions import Function
+from torchtitan_zephon.plan.chunking import Chunk
+from torchtitan_zephon.read.files import Manifest, Shard
+from torchtitan_zephon.read.jsonl import JsonlReader
+from torchtitan_zephon.read.source import Source
+from torchtitan_zephon.read.store import LocalStore
 from torchtitan_zephon.state import decode_lane
+from torchtitan_zephon.text_of import text_of
 
 MOST = 4000
 """max_record_bytes of these tests; a good record has at most about 300."""
@@ -120,6 +131,45 @@ def test_each_kind_is_counted_exactly_by_source_on_any_ranks_and_workers(
             assert read.records == RECORDS == read.documents + read.empty + read.filtered + read.num_refused
             assert (read.empty, read.filtered) == (5, 5 * functions)
         assert total.tokens_held == 0 and "refused (column 5, field 15" in str(total)
+
+
+LINES = {
+    "good": b'{"id": %d, "text": "some text"}',
+    "blank": b"  ",
+    "empty": b'{"id": %d, "text": ""}',
+    "cut": b'{"id": %d, "te',
+    "null": b'{"id": %d, "text": null}',
+    "large": b'{"id": %d, "text": "' + b"x" * 100 + b'"}',
+    "failing": b'{"id": 83, "text": "%d"}',
+    "dropped": b'{"id": 99, "text": "%d"}',
+}
+
+
+@given(st.lists(st.sampled_from([*LINES]), max_size=30), st.integers(1, 300), st.booleans(), st.booleans())
+def test_all_records_are_accounted_for_however_they_are_cut(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], size: int, final: bool, functions: bool
+) -> None:
+    data = b"\n".join(LINES[kind].replace(b"%d", b"%d" % n) for n, kind in enumerate(kinds)) + b"\n" * final
+    path = tmp_path_factory.getbasetemp() / "property.jsonl"
+    path.write_bytes(data)
+    reader = JsonlReader(
+        Manifest(LocalStore(path.parent), "jsonl", (Shard(path.name, len(data), ""),)), SourceConfig(), 90
+    )
+    source = Source("s", text_of("text"), reader)
+    calls = (Function("map", fail_or_drop, "m"), Function("filter", lambda record: record["id"] != 99, "f"))
+    total = Read()
+    for start in range(0, len(data), size):
+        chunk = Chunk(0, 0, 0, 0, start, min(start + size, len(data)), 0)
+        policy = BadRecordSettings(on_bad_record="skip")
+        read = read_documents(source, chunk, calls if functions else (), policy).read
+        assert read.records == read.documents + read.empty + read.filtered + read.num_refused
+        total.add(read)
+    times = Counter(kinds)
+    assert total.records == len(kinds) - times["blank"]
+    assert (total.empty, total.filtered) == (times["empty"], times["dropped"] * functions)
+    expected = {"line": times["cut"], "field": times["null"], "size": times["large"]}
+    expected["function"] = times["failing"] * functions
+    assert numbers(total) == {kind: count for kind, count in expected.items() if count}
 
 
 def test_the_good_records_give_the_batches_that_they_give_alone(sources: dict[str, Path], tmp_path: Path) -> None:
