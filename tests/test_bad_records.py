@@ -21,6 +21,7 @@ from torchtitan_zephon import FunctionError, Pipeline, RecordError, SourceConfig
 from torchtitan_zephon.bad_records import BadRecordSettings
 from torchtitan_zephon.balance import Balance, Read
 from torchtitan_zephon.documents import read_documents
+from torchtitan_zephon.metrics import Gauges
 from torchtitan_zephon.ops.functions import Function
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.read.files import Manifest, Shard
@@ -213,6 +214,15 @@ def test_figures_after_a_resume_count_from_the_beginning_of_the_stream(sources: 
     assert whole.figures is not None and again.figures is not None
     assert again.figures.refused == whole.figures.refused
     assert sum(again.figures.refused) > again.balance.read.num_refused
+
+
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_the_metric_is_the_number_of_bad_records(sources: dict[str, Path], runner: Any) -> None:
+    stream = skipping(sources, repeat=False).options(runner=runner).for_rank(0, 1)
+    rank_steps(stream, 10**6)
+    found = Gauges(stream).read()
+    for name, kinds in KINDS.items():
+        assert found[f"zephon/bad_records/{name}"] == sum(kinds.values()) == stream.balance.sources[name].num_refused
 
 
 def test_a_run_that_a_bad_record_ended_continues_with_skip(sources: dict[str, Path]) -> None:
