@@ -216,7 +216,7 @@ def test_the_log_tells_the_first_of_each_kind_and_then_powers_of_ten(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         balance_of(skipping({"lines": sources["lines"]}, repeat=False), 1)
-    said = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    said = [r.getMessage() for r in caplog.records if "so far" in r.getMessage()]
     assert all(
         re.search(r"source 'lines': bad records \((line|field|size)\) .* shard '\d\.jsonl', line at", s) for s in said
     )
@@ -234,8 +234,19 @@ def test_a_damaged_file_is_an_error_under_skip_too(tmp_path: Path) -> None:
 
 def test_a_source_of_bad_records_only_is_refused_with_their_kinds(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"content": "x"}\n' * 50)
-    with pytest.raises(SourceError, match="no usable document"):
+    with pytest.raises(
+        SourceError, match=r"no usable document.* refused \(field \d+\)\. The first \(field\): .*'content'"
+    ):
         balance_of(skipping({"a": tmp_path / "a.jsonl"}, repeat=False), 1)
+
+
+def test_bad_records_of_the_sample_are_told_before_training(sources: dict[str, Path]) -> None:
+    program = skipping({"lines": sources["lines"]}).for_rank(0, 1).program
+    [estimate] = program.measure()
+    [said] = estimate.warnings("lines")
+    assert re.match(
+        r"source 'lines': \d+ of \d+ records of a sample are bad and left out\. The first \(field\): ", said
+    )
 
 
 def test_a_failing_function_names_the_way_out(tmp_path: Path) -> None:
