@@ -333,5 +333,7 @@ def test_text_in_fields_of_columns_is_found(tmp_path: Path) -> None:
         assert not bad
         found += documents.values["meta.text"]
     assert found == [text if n % 7 else None for n, text in enumerate(TEXTS)]
-    with pytest.raises(SourceError, match=r"no column 'meta\.body'; its columns: 'meta', 'meta\.n', 'meta\.text', 'title'"):
+    with pytest.raises(
+        SourceError, match=r"no column 'meta\.body'; its columns: 'meta', 'meta\.n', 'meta\.text', 'title'"
+    ):
         opened(tmp_path, "meta.body")
