@@ -112,7 +112,7 @@ ALLOWED: dict[str, set[str]] = {
         "errors",
     },
     "run.boot": {"run.child"},
-    "pipeline": {"config", "plan", "ops", "read", "program", "run", "records", "errors"},
+    "pipeline": {"config", "settings", "plan", "ops", "read", "program", "run", "records", "errors"},
     "__init__": {"config", "pipeline", "run", "records", "errors"},
     "metrics": {"run", "balance", "records"},
     # The module that stock TorchTitan 0.3.0 looks for in a package of configurations.

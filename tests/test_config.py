@@ -56,6 +56,10 @@ OTHER: dict[type, dict[str, Any]] = {
         "field": "content",
         "template": "{title}",
         "delimiter": ";",
+        "format": "tokens",
+        "record": "file",
+        "dtype": "uint16",
+        "document_end": 50256,
         "split": "dev",
     },
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .config import Recipe, RunSettings, SourceConfig
@@ -26,23 +26,29 @@ from .run.agree import Exchange, alone
 from .run.statement import statement
 from .run.stream import RankStream
 from .run.together import open_together
+from .settings import from_table
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A named source: a file, folder or glob of JSONL or Parquet."""
+    """A named source: a file, folder or glob, and how it is read."""
 
     name: str
     path: str
-    split: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_path(cls, name: str, path: str, *, split: str = "") -> Dataset:
+    def from_path(cls, name: str, path: str, **settings: Any) -> Dataset:
         """Nothing is opened yet; the files are listed when the pipeline is first used.
 
-        ``split``: which of several splits side by side, such as "train".
+        ``settings``: other keys of a source, as in a job's table ``[zephon.sources.NAME]``, such as ``format``.
         """
-        return cls(name, str(path), split)
+        return cls(name, str(path), settings)
+
+    def source(self, weight: float) -> SourceConfig:
+        """What a recipe says of it. Raises ``ConfigError``."""
+        table = {**self.settings, "path": self.path, "weight": weight}
+        return from_table(SourceConfig, table, f"dataset {self.name!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,9 +92,7 @@ class StaticMixtureWorkSource:
     def recipe(self) -> Recipe:
         """The part of the recipe that is said here; stages and options add the rest."""
         return Recipe(
-            sources={
-                d.name: SourceConfig(path=d.path, split=d.split, weight=self.mixture[d.name]) for d in self.datasets
-            },
+            sources={d.name: d.source(self.mixture[d.name]) for d in self.datasets},
             lanes=1,
             seed=self.seed,
             repeat=self.repeat,

@@ -287,12 +287,15 @@ def compile_program(
     recipe.check_contents({source.name: source.reader.contents for source in sources})
     tables = tuple(_table(i, source, recipe) for i, source in enumerate(sources))
     identity = identity_of_stream(recipe, seq_len, sources, tokenizer, functions)
+    made = tokenize(tokenizer, backend)
+    for source in sources:
+        source.refuse_narrow_ids(made.largest_id())
     return Program(
         recipe=recipe,
         seq_len=seq_len,
         sources=sources,
         tables=tables,
-        tokenize=tokenize(tokenizer, backend),
+        tokenize=made,
         functions=functions,
         identity=identity,
     )

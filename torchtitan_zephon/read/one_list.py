@@ -66,7 +66,7 @@ class TakenListing:
                 "source. Start all ranks with the same job and overrides."
             )
         kind, shards = self._lists[name].popleft()
-        store, _ = place_of(name, settings.path)
+        store, _ = place_of(name, settings.path, settings.format)
         manifest = Manifest(ProvedStore(name, store, shards, self._rank), kind, shards)
         return source_of(name, settings, max_record_bytes, manifest)
 

@@ -70,6 +70,8 @@ class Cutter(Protocol):
 class SequentialReader:
     """Reads the slices of one source. Thread-safe: a stream is used by one thread at a time."""
 
+    largest_id: int | None = None
+
     def __init__(self, manifest: Manifest, cutter: Cutter) -> None:
         self.manifest, self.cutter = manifest, cutter
         self.contents = cutter.contents

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from ..errors import ConfigError
 from ..settings import setting
@@ -10,7 +11,38 @@ from ..text_of import TextOf, text_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SourceConfig:
+class FormatSettings:
+    """How the files of a source are read, where the files do not say it."""
+
+    format: str = setting(
+        "",
+        "Format of the files, where their endings do not say it (`docs/files.md`). A folder then gives the files with "
+        "endings of this format, a glob or a file all that it names.",
+        in_identity=False,
+    )
+    record: Literal["line", "file"] = setting(
+        "line", "Of plain text: what one record is, a line or a whole file.", in_identity="unless_default"
+    )
+    dtype: Literal["", "uint8", "uint16", "uint32", "uint64", "int16", "int32", "int64"] = setting(
+        "",
+        "Of raw token files, and of bytes in MDS: type of the ids, such as `uint16`.",
+        in_identity="unless_default",
+    )
+    document_end: int | None = setting(
+        None,
+        "Of token files that are one long row: the id that ends a document. Without it one ends every 4,096 ids.",
+        low=0,
+        in_identity="unless_default",
+    )
+    delimiter: str = setting(
+        "",
+        "Of CSV: what stands between fields. Empty: a tab in `.tsv` files, else a comma.",
+        in_identity="unless_default",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SourceConfig(FormatSettings):
     """One named source: ``[zephon.sources.NAME]``."""
 
     path: str = setting("", "File, folder or glob; relative to the TOML file.", in_identity=False)
@@ -18,11 +50,6 @@ class SourceConfig:
         1.0,
         "Share of tokens, relative to the other weights; above 0. Give one to every source, or to none.",
         in_identity=False,
-    )
-    delimiter: str = setting(
-        "",
-        "Of CSV: what stands between fields. Empty: a tab in `.tsv` files, else a comma.",
-        in_identity="unless_default",
     )
     field: str | list[str] = setting(
         "text",

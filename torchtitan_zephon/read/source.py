@@ -20,7 +20,7 @@ from ..plan.slices import NEXT
 from ..records import Contents
 from ..text_of import TextOf
 from .files import Manifest, list_source
-from .formats import FORMATS, loaded
+from .formats import formats, loaded
 from .packings import packing_of
 from .retry import with_retries
 from .sequential import Cut, SequentialReader
@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 class Reader(Protocol):
     """What a format must offer; one class a format, one file each. ``contents``: what the source's field holds.
+    ``largest_id``: the largest number that its type of token ids can hold; None of text.
 
     Made with a manifest, the source's settings, and the most bytes that a record may have. What is larger is a bad
     record of the kind "size", and is not read into memory as far as the format lets that be seen before.
@@ -38,6 +39,7 @@ class Reader(Protocol):
 
     manifest: Manifest
     contents: Contents
+    largest_id: int | None
 
     def pieces(self) -> Pieces: ...
     def shard_of(self, piece: int) -> int: ...
@@ -55,6 +57,16 @@ class Source:
     name: str
     text: TextOf
     reader: Reader
+
+    def refuse_narrow_ids(self, largest_id: int) -> None:
+        """Raise ``SourceError`` for token ids of a type that cannot hold those of the tokenizer."""
+        holds = self.reader.largest_id
+        if holds is not None and holds < largest_id:
+            raise SourceError(
+                f"source {self.name!r}: its token ids are of a type that ends at {holds:,}, and the tokenizer's ids "
+                f"end at {largest_id:,}, so larger ones were cut to other ids, or they are of another tokenizer. Name "
+                "the tokenizer that made them, or write them anew as uint32."
+            )
 
     def where(self, chunk: Chunk) -> str:
         """In words, what ``chunk`` is a part of: source, file and place."""
@@ -125,7 +137,7 @@ def open_source(name: str, settings: SourceConfig, max_record_bytes: int = DEFAU
 
 def _reader(name: str, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> Reader:
     """What reads the files: at any place, or if one of them is packed, all of them from the front."""
-    of = FORMATS[manifest.format]
+    of = formats()[manifest.format]
     if of.reader and not any(packing_of(shard.name) for shard in manifest.shards):
         reader: Reader = loaded(name, of, of.reader)(manifest, settings, max_record_bytes)
         return reader
