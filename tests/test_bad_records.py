@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import re
@@ -38,13 +39,10 @@ KINDS: dict[str, dict[str, int]] = {
     "lines": {"line": 20, "field": 10, "size": 5},
     "rows": {"column": 5, "field": 5, "size": 5},
     "tokens": {"ids": 15, "size": 5},
+    "packed": {"line": 20, "field": 10, "size": 5},
 }
 """By source, how many of its records are bad, by kind: 1 % of each kind of damage."""
-WITH_FUNCTIONS = {
-    "lines": {**KINDS["lines"], "function": 5, "result": 5},
-    "rows": {**KINDS["rows"], "function": 5, "result": 5},
-    "tokens": {**KINDS["tokens"], "function": 5, "result": 5},
-}
+WITH_FUNCTIONS = {name: {**kinds, "function": 5, "result": 5} for name, kinds in KINDS.items()}
 
 
 def lines() -> list[bytes]:
@@ -89,7 +87,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         path.write_bytes(b"\n".join(lines()[half * part : half * (part + 1)]) + b"\n\n")
     pq.write_table(rows(), folder / "rows.parquet", row_group_size=90)
     pq.write_table(tokens(), folder / "tokens.parquet", row_group_size=120)
-    return {"lines": folder / "lines", "rows": folder / "rows.parquet", "tokens": folder / "tokens.parquet"}
+    (folder / "packed.jsonl.gz").write_bytes(gzip.compress(b"\n".join(lines())))
+    names = {"lines": "lines", "rows": "rows.parquet", "tokens": "tokens.parquet", "packed": "packed.jsonl.gz"}
+    return {source: folder / name for source, name in names.items()}
 
 
 def fail_or_drop(record: dict[str, Any]) -> Any:
@@ -131,7 +131,7 @@ def test_each_kind_is_counted_exactly_by_source_on_any_ranks_and_workers(
         for read in total.sources.values():
             assert read.records == RECORDS == read.documents + read.empty + read.filtered + read.num_refused
             assert (read.empty, read.filtered) == (5, 5 * functions)
-        assert total.tokens_held == 0 and "refused (column 5, field 15" in str(total)
+        assert total.tokens_held == 0 and "refused (column 5, field 25" in str(total)
 
 
 LINES = {
