@@ -159,7 +159,7 @@ def test_a_filter_that_drops_a_whole_source_is_refused_by_name_and_never_spins(s
     for name in sources:
         write_jsonl(sources[name] / "0.jsonl", texts_of(5, first=1000))
         (sources[name] / "1.jsonl").unlink()
-        with pytest.raises(SourceError, match=rf"source '{name}': no usable document .* empty or filtered out"):
+        with pytest.raises(SourceError, match=rf"source '{name}': no usable document.* [1-9]\d* filtered"):
             next(iter(small_pipeline(sources, repeat=repeat).filter(lambda r: r["text"][0] != "1", identity="no 1")))
         write_jsonl(sources[name] / "1.jsonl", texts_of(80))
 

@@ -321,3 +321,19 @@ def test_dictionaries_that_grow_and_change_in_a_stream_are_those_before_each_bat
     messages = find_messages(LocalStore(tmp_path), "a.arrow", (tmp_path / "a.arrow").stat().st_size)
     assert len(messages.head) > 3
     assert read_all(opened(tmp_path), 100)[0] == [text for batch in texts for text in batch]
+
+
+def test_text_in_fields_of_columns_is_found(tmp_path: Path) -> None:
+    meta = pa.array([{"n": n, "text": text} if n % 7 else None for n, text in enumerate(TEXTS)])
+    write(tmp_path / "a.arrow", pa.table({"meta": meta, "title": TEXTS}), rows=100)
+    source = opened(tmp_path, "meta.text")
+    found = []
+    for chunk in chunks_of(source, 5000):
+        documents, bad = source.read(chunk, frozenset({"meta.text"}))
+        assert not bad
+        found += documents.values["meta.text"]
+    assert found == [text if n % 7 else None for n, text in enumerate(TEXTS)]
+    with pytest.raises(
+        SourceError, match=r"no column 'meta\.body'; its columns: 'meta', 'meta\.n', 'meta\.text', 'title'"
+    ):
+        opened(tmp_path, "meta.body")

@@ -32,11 +32,10 @@ class ParquetReader:
 
     def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
         self.manifest = manifest
-        self._field = settings.text.fields[0]
-        self._groups = RowGroups(manifest, self._field)
+        self._groups = RowGroups(manifest, settings.text)
         self.contents: Contents = self._groups.contents
         self.largest_id = self._groups.largest_id
-        self._decoder = Decoder(self._field, self.contents, max_record_bytes)
+        self._decoder = Decoder(settings.text.fields, self.contents, max_record_bytes)
         self._streams = OpenStreams[tuple[int, tuple[str, ...]], _Stream](OPEN_STREAMS)
 
     def pieces(self) -> Pieces:
