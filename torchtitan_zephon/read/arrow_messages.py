@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import SourceError
+from .nested import names_in
 from .store import Store
 
 FILE_MAGIC = b"ARROW1"
@@ -189,7 +190,9 @@ class _Walk:
         if header is not None and header.number(0, "h"):
             raise ValueError("its numbers are big-endian")
         mark = STREAM_MAGIC + len(metadata).to_bytes(4, "little")
-        return span, pa.ipc.read_schema(pa.py_buffer(mark + metadata))
+        schema = pa.ipc.read_schema(pa.py_buffer(mark + metadata))
+        list(names_in(schema))  # which may not be UTF-8
+        return span, schema
 
     def messages(self) -> Messages:
         """All of them."""
