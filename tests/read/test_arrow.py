@@ -192,6 +192,17 @@ def test_what_datasets_saves_is_read_and_its_other_files_are_left_out(tmp_path: 
     assert {left.name for left in source.reader.manifest.left_out} >= {"state.json", "dataset_info.json"}
 
 
+def test_of_a_saved_dataset_dict_a_split_is_chosen(tmp_path: Path) -> None:
+    parts = {"train": TEXTS[:50], "test": TEXTS[50:60]}
+    made = datasets.DatasetDict({name: datasets.Dataset.from_dict({"text": texts}) for name, texts in parts.items()})
+    made.save_to_disk(tmp_path / "d")
+    with pytest.raises(SourceError, match="split"):
+        opened(tmp_path / "d")
+    for name, texts in parts.items():
+        source = open_source("s", SourceConfig(path=str(tmp_path / "d"), split=name))
+        assert read_all(source, 4000)[0] == texts
+
+
 def test_feather_of_pandas_defaults_is_read_and_version_1_refused(tmp_path: Path) -> None:
     feather.write_feather(pa.table({"text": TEXTS}), tmp_path / "a.feather")
     assert read_all(opened(tmp_path), 9000)[0] == TEXTS
