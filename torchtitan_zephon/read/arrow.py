@@ -71,6 +71,11 @@ class ArrowReader(PlacedReader):
         """As ``PlacedReader``; a place is the number of a row."""
         return BatchPlaces(self._messages.of(shard), self.manifest.shards[shard].num_bytes)
 
+    def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
+        """As ``PlacedReader``; which rows are too large is seen when they are decoded, not by their shares of bytes."""
+        places = self.places(chunk.piece)
+        return self.records(chunk, places.after(chunk.start), places.after(chunk.stop), columns)
+
     def records(self, chunk: Chunk, first: int, stop: int, columns: frozenset[str] | None) -> Sifted:
         """As ``PlacedReader``."""
         return self._decoder.documents(_Rows(self, chunk, first, stop), columns)

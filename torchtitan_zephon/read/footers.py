@@ -25,6 +25,8 @@ from .store import Store
 
 KEPT_BYTES = 16 * 2**20
 """Footers kept a source, in bytes of their files; the one used last is kept whatever its size."""
+READ_BYTES = 2**20
+"""Least that is read of a column at a time, and kept; pages above this are read whole."""
 _ENCRYPTED_FOOTER = b"PARE"
 
 
@@ -65,7 +67,13 @@ class Footers:
         store, name = self._manifest.store, self._manifest.shards[shard].name
         footer = self.of(shard)
         with unreadable(store, name):
-            return pq.ParquetFile(store.open_for_arrow(name), metadata=footer.metadata, read_dictionary=dictionaries)
+            return pq.ParquetFile(
+                store.open_for_arrow(name),
+                metadata=footer.metadata,
+                read_dictionary=dictionaries,
+                pre_buffer=False,  # else the column of a whole row group is held as long as it is read
+                buffer_size=READ_BYTES,
+            )
 
 
 def _num_bytes(footer: Footer) -> int:
