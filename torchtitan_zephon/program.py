@@ -36,6 +36,7 @@ from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from .plan.segments import LanePlan
 from .plan.slices import SliceTable, TapePlace, cut_slices
 from .read.files import Manifest, shared_files
+from .read.many_files import ManyFiles
 from .read.sequential import Cut
 from .read.source import Opening, Source, open_source
 from .read.tape import Tape, Turn
@@ -330,6 +331,7 @@ def _identity(
                 "format": s.reader.manifest.format,
                 "weight": weight / 2**32,
                 "shards": _shards(s.reader.manifest),
+                **({"pieces": "files"} if isinstance(s.reader, ManyFiles) else {}),
             }
             for s, weight in zip(sources, weights, strict=True)
         },

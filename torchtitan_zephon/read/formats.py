@@ -14,7 +14,7 @@ class Format(NamedTuple):
     """What is known of a format without its reader.
 
     ``suffixes``: endings of its files. ``named_suffixes``: endings that are common for other data too, so they are read
-    only where the path itself names them. ``package``: what parses it. ``reader``: its class, as "module.Class"; it
+    only where the path itself names them. ``package``: what parses it. ``reader``: what makes one, as "module.name"; it
     takes a manifest and the source's settings. ``cutter``: the class for files that are read from the front, likewise.
     A format has one of them or both; one with a cutter may be packed.
     """
@@ -30,7 +30,7 @@ class Format(NamedTuple):
 FORMATS = {
     "jsonl": Format("JSONL", (".jsonl", ".ndjson"), (".json",), "orjson", "jsonl.JsonlReader", "jsonl.JsonlCutter"),
     "csv": Format("CSV", (".csv", ".tsv"), (), "pyarrow", "", "csv.CsvCutter"),
-    "parquet": Format("Parquet", (".parquet",), (), "pyarrow", "parquet.ParquetReader"),
+    "parquet": Format("Parquet", (".parquet",), (), "pyarrow", "parquet.parquet_reader"),
 }
 SUFFIXES = {suffix: name for name, of in FORMATS.items() for suffix in of.suffixes}
 NAMED_SUFFIXES = {suffix: name for name, of in FORMATS.items() for suffix in of.named_suffixes}

@@ -23,6 +23,7 @@ from .files import Manifest
 from .groups import RowGroups
 from .ids import laid_out
 from .lazy import Columns, decoded, lazy_records
+from .many_files import FEW_FILES, ManyFiles
 from .open_streams import OpenStreams
 from .retry import with_retries
 from .settings import SourceConfig
@@ -44,8 +45,16 @@ class ParquetReader:
         may be lost, and is made again."""
         self._streams = OpenStreams[tuple[int, tuple[str, ...]], _Rows](OPEN_STREAMS)
 
+    @property
+    def rows(self) -> np.ndarray:
+        """Rows of every row group that has some, int64 [groups]."""
+        return self._groups.rows
+
     def pieces(self) -> Pieces:
-        """One piece a row group that has rows; its units are rows."""
+        """One piece a row group that has rows; its units are rows. Raises ``SourceError`` if there is none."""
+        if not len(self.rows):
+            shards, root = self.manifest.shards, str(self.manifest.root)
+            raise SourceError(f"none of the {len(shards)} Parquet files in {root!r} has a row.")
         return Pieces(sizes=self._groups.sizes, units=self._groups.rows, runs_of_one=False)
 
     def shard_of(self, piece: int) -> int:
@@ -143,6 +152,13 @@ class ParquetReader:
     def describe(self, place: int) -> str:
         """In words, where in its shard a record lies."""
         return f"row {place}"
+
+
+def parquet_reader(manifest: Manifest, settings: SourceConfig) -> ParquetReader | ManyFiles:
+    """What reads a Parquet source: with all footers read at the start, or with none where there are very many files."""
+    if len(manifest.shards) <= FEW_FILES:
+        return ParquetReader(manifest, settings)
+    return ManyFiles(manifest, lambda one: ParquetReader(one, settings))
 
 
 class _Rows:
