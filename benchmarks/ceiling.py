@@ -127,7 +127,7 @@ def pipeline(options: argparse.Namespace) -> Work:
             .stream
         )
         for _ in stream:
-            yield stream.balance.tokens_in
+            yield stream.balance.read.tokens
 
 
 def one(options: argparse.Namespace) -> list[float]:

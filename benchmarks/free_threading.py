@@ -141,7 +141,7 @@ def _pull(pipeline: Any, batches: Any, records: float) -> int:
     done = 0
     while done < records:
         next(batches)
-        done = pipeline.stream.balance.records
+        done = pipeline.stream.balance.read.records
     return done
 
 

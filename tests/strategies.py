@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
+from torchtitan_zephon.balance import Read
 from torchtitan_zephon.plan.chunking import ChunkTable, Pieces, cut
-from torchtitan_zephon.records import Balance, Documents
+from torchtitan_zephon.records import Documents
 
 keys = st.integers(0, 2**64 - 1)
 """A key of the generator."""
@@ -87,20 +88,20 @@ def cuts(draw: st.DrawFn, items: list[Document]) -> list[list[Document]]:
 
 
 def tokens_of(items: list[Document]) -> Documents:
-    """``items`` in columns, with the balance that the tokenizer would give."""
+    """``items`` in columns, with the counts that the tokenizer would give."""
     lengths = [len(d.ids) for d in items]
-    balance = Balance(records=len(items), documents=len(items), tokens_in=sum(lengths))
+    read = Read(records=len(items), documents=len(items), tokens=sum(lengths))
     return Documents(
         {},
         {"ids": np.array([i for d in items for i in d.ids], np.int32)},
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         np.array([d.origin for d in items], np.int64).reshape(-1, 4),
-        balance,
+        read,
     )
 
 
 def texts_at(origin: list[tuple[int, int, int, int]], texts: Sequence[str]) -> Documents:
     """Documents of text, a place of ``origin`` each."""
     places = np.array(origin, np.int64).reshape(-1, 4)
-    balance = Balance(records=len(texts), documents=len(texts))
-    return Documents({"text": list(texts)}, {}, np.zeros(len(texts) + 1, np.int64), places, balance)
+    read = Read(records=len(texts), documents=len(texts))
+    return Documents({"text": list(texts)}, {}, np.zeros(len(texts) + 1, np.int64), places, read)

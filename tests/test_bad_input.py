@@ -50,7 +50,7 @@ def fill_with(tmp_path: Path, files_of: dict[str, bytes]) -> Path:
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
-        ({}, ["no .jsonl, .ndjson, .parquet file", "it is empty"]),
+        ({}, ["no data file", "it is empty"]),
         ({"a.txt": b"x", "b.csv": b"y"}, ["found only .csv, .txt"]),
         ({"a.jsonl.gz": b"x"}, ["a.jsonl.gz' is no gzip file", "Give it the ending"]),
         ({"a.jsonl": b"{}", "b.parquet": b"x"}, ["holds both jsonl and parquet"]),

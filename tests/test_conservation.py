@@ -10,7 +10,7 @@ import pytest
 
 from tests.scenarios import corpus, rank_steps, small_pipeline, text_of, texts_of, tokenizer_folder, write_jsonl
 from torchtitan_zephon import Batch, Pipeline, RankStream
-from torchtitan_zephon.records import Balance
+from torchtitan_zephon.balance import Balance
 
 Documents = dict[tuple[int, int, int], list[int]]
 END = 1
@@ -68,9 +68,9 @@ def test_a_finite_pass_gives_every_record_exactly_once_on_ranks_in_step(tmp_path
     total = Balance()
     for rank in ranks:
         total.add(rank.balance)
-    assert total.records == total.documents + total.empty + total.filtered
+    assert total.read.records == total.read.documents + total.read.empty + total.read.filtered
     assert total.tokens_held == 0
-    assert total.tokens_in == total.tokens_out + total.last_tokens
+    assert total.read.tokens == total.tokens_out + total.last_tokens
     assert total.padded + total.tokens_out == 32 * total.sequences
     assert "0 not delivered" in str(total)
 
@@ -102,8 +102,8 @@ def test_a_finite_pass_with_labels_across_documents_uses_every_token_once(
         assert rank.balance.tokens_held == 0
     assert total.padded + total.tokens_out == 32 * total.sequences
     if degree <= 8:  # else lanes are shared and counted by each of their ranks
-        assert total.tokens_in == sum(map(len, found)) + len(found)
-        assert total.last_tokens + total.unused_tokens == total.tokens_in - total.tokens_out
+        assert total.read.tokens == sum(map(len, found)) + len(found)
+        assert total.last_tokens + total.unused_tokens == total.read.tokens - total.tokens_out
 
 
 def lane_sequences(taken: list[list[list[Batch]]]) -> list[int]:
@@ -128,12 +128,12 @@ def test_one_token_and_empty_documents_make_rows_where_labels_go_across(tmp_path
     total = Balance()
     for rank in ranks:
         total.add(rank.balance)
-    assert (total.records, total.empty) == (len(texts), texts.count(""))
+    assert (total.read.records, total.read.empty) == (len(texts), texts.count(""))
     assert total.tokens_held == 0
-    assert total.tokens_in >= len(texts) - texts.count("")
+    assert total.read.tokens >= len(texts) - texts.count("")
     labels = sum(int((b.labels != -100).sum()) for rank in taken for step in rank for b in step)
     inputs_or_labels = labels + sum(n > 0 for n in lane_sequences(taken))  # each row's first input, and its labels
-    assert total.tokens_in - total.unused_tokens == inputs_or_labels
+    assert total.read.tokens - total.unused_tokens == inputs_or_labels
     assert total.tokens_out == sum(s.filled for rank in taken for step in rank for b in step for s in b.sequences)
     for batch in (b for rank in taken for step in rank for b in step):
         for row, sequence in enumerate(batch.sequences):
@@ -176,9 +176,9 @@ def test_empty_and_filtered_records_are_counted_and_leave_no_token(tmp_path: Pat
     pipeline = small_pipeline({"some": path}, repeat=False).filter(lambda r: r["id"] % 5 != 1, identity="not 1 mod 5")
     taken, [rank] = whole_pass(pipeline, 1)
     kept = [i for i in range(90) if i % 5 != 1]
-    assert rank.balance.filtered == 90 - len(kept)
-    assert rank.balance.empty == sum(i % 3 == 0 for i in kept)
-    assert rank.balance.documents == len(documents_in([b for step in taken[0] for b in step]))
+    assert rank.balance.read.filtered == 90 - len(kept)
+    assert rank.balance.read.empty == sum(i % 3 == 0 for i in kept)
+    assert rank.balance.read.documents == len(documents_in([b for step in taken[0] for b in step]))
 
 
 def test_records_behind_the_last_sequence_of_a_pass_are_counted(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_records_behind_the_last_sequence_of_a_pass_are_counted(tmp_path: Path) 
     pipeline = small_pipeline({"some": path}, repeat=False, shuffle_chunks=False, algorithm="first_fit", **options)
     pipeline = pipeline.options(flush_every_sequences=1, prefetch_bytes=1)
     _, [rank] = whole_pass(pipeline.filter(lambda r: not r["text"].startswith("no"), identity="no no"), 1)
-    assert (rank.balance.records, rank.balance.documents, rank.balance.filtered) == (80, 40, 40)
+    assert (rank.balance.read.records, rank.balance.read.documents, rank.balance.read.filtered) == (80, 40, 40)
 
 
 @pytest.mark.parametrize("dropped", [0, 1])
@@ -200,7 +200,7 @@ def test_a_filter_that_drops_all_that_one_rank_would_read_keeps_the_ranks_in_ste
     pipeline = pipeline.filter(lambda r: not r["text"].startswith(str(dropped + 1)), identity=f"no {dropped + 1}")
     taken, ranks = whole_pass(pipeline, 2)
     assert len(taken[0]) == len(taken[1]) > 0
-    assert sorted(rank.balance.filtered for rank in ranks) == [0, 1]
+    assert sorted(rank.balance.read.filtered for rank in ranks) == [0, 1]
     found = documents_in([b for rank in taken for step in rank for b in step])
     assert [shard for _, shard, *_ in found] == [1 - dropped]
 

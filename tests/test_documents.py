@@ -11,6 +11,7 @@ import pytest
 
 from tests.scenarios import write_jsonl, write_parquet
 from torchtitan_zephon import ConfigError, FunctionError, RecordError, SourceError
+from torchtitan_zephon.balance import Read
 from torchtitan_zephon.documents import read_documents
 from torchtitan_zephon.ops import fields
 from torchtitan_zephon.ops.functions import Function
@@ -18,6 +19,7 @@ from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.read.source import Source, open_source
 from torchtitan_zephon.records import Documents
+from torchtitan_zephon.text_of import text_of
 
 TEXTS = ["one", "", "two", "three", ""]
 LINE_2 = b'{"id": 2, "text": "two"}'
@@ -51,8 +53,7 @@ def test_every_record_is_a_document_or_empty(path: Path) -> None:
     texts = all_texts(source_of(path))
     assert texts.values["text"] == ["one", "two", "three"]
     assert len(texts) == 3
-    balance = texts.balance
-    assert (balance.records, balance.documents, balance.empty, balance.filtered) == (5, 3, 2, 0)
+    assert texts.read == Read(records=5, documents=3, empty=2)
 
 
 def test_a_place_is_where_the_record_lies_in_its_file(path: Path) -> None:
@@ -71,7 +72,7 @@ def test_map_and_filter_run_in_order_and_what_they_drop_is_counted(path: Path) -
     )
     texts = all_texts(source_of(path), *functions)
     assert texts.values["text"] == ["FILLED", "THREE", "FILLED"]
-    assert (texts.balance.records, texts.balance.documents, texts.balance.filtered) == (5, 3, 2)
+    assert texts.read == Read(records=5, documents=3, filtered=2)
 
 
 @pytest.mark.parametrize("kind", ["map", "filter"])
@@ -142,4 +143,4 @@ def test_readers_give_the_good_records_beside_the_bad_ones(tmp_path: Path) -> No
         units = int(source.reader.pieces().units[0])
         documents, bad = source.read(Chunk(0, 0, 0, 0, 0, units, units), frozenset({"text"}))
         assert [record.place for record in bad] == places
-        assert fields.checked(documents, "text", "text")[0].values == {"text": ["one", "two"]}
+        assert fields.checked(documents, text_of("text"), "text")[0].values == {"text": ["one", "two"]}

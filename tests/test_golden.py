@@ -17,7 +17,7 @@ import pytest
 
 from tests.scenarios import global_batches
 from torchtitan_zephon import Dataset, Pipeline, StaticMixtureWorkSource
-from torchtitan_zephon.program import STREAM_FORMAT
+from torchtitan_zephon.identity import STREAM_FORMAT
 from torchtitan_zephon.state import FORMAT
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -99,7 +99,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 CHANGED = (
     "\nThe order of the stream has changed: runs that began before cannot be continued. If that is meant, raise "
-    "STREAM_FORMAT in program.py, say so in CHANGELOG.md, and record: python -m tests.test_golden"
+    "STREAM_FORMAT in identity.py, say so in CHANGELOG.md, and record: python -m tests.test_golden"
 )
 
 

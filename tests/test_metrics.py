@@ -122,7 +122,7 @@ def test_all_that_a_finite_stream_packs_is_delivered_in_the_end(sources: dict[st
         pass
     assert stream.figures is not None
     packed, handed_out = map(sum, (stream.figures.source_tokens, stream.figures.delivered_tokens))
-    assert packed == stream.balance.tokens_in
+    assert packed == stream.balance.read.tokens
     assert packed * 0.95 < handed_out <= packed, "but for the last tokens, one a row, of the last segment"
     stream.close()
 

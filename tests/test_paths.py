@@ -75,14 +75,14 @@ def test_a_path_that_leads_nowhere_is_told_as_it_was_stated(tmp_path: Path, monk
     }
     for path, message in stated.items():
         with pytest.raises(SourceError, match=message):
-            opened("x", SourceConfig(path=path))
+            opened("x", Recipe(sources={"x": SourceConfig(path=path)}))
     absolute = anchored("/no/such/place", file)
     with pytest.raises(SourceError, match=r"'/no/such/place'") as refusal:
-        opened("x", SourceConfig(path=absolute))
+        opened("x", Recipe(sources={"x": SourceConfig(path=absolute)}))
     assert "is stated as" not in str(refusal.value)
     (tmp_path / "a.jsonl").write_text("", "utf-8")
     with pytest.raises(SourceError, match="are empty") as refusal:  # its path is right
-        opened("x", SourceConfig(path=anchored("a.jsonl", None)))
+        opened("x", Recipe(sources={"x": SourceConfig(path=anchored("a.jsonl", None))}))
     assert "is stated as" not in str(refusal.value)
 
 

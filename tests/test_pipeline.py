@@ -239,8 +239,8 @@ def test_functions_run_in_the_order_they_were_given(sources: Sources) -> None:
     all_kept, none_kept = cut.stream, small_pipeline(sources, repeat=False).filter(not_short).map(first).stream
     assert list(all_kept)
     assert list(none_kept)
-    assert all_kept.balance.filtered == 0
-    assert 0 < none_kept.balance.filtered < none_kept.balance.records
+    assert all_kept.balance.read.filtered == 0
+    assert 0 < none_kept.balance.read.filtered < none_kept.balance.read.records
 
 
 def strip_of(folder: Path, body: str) -> Callable[[Record], Record]:

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-import bz2
 import errno
 import gzip
 import io
 import json
-import lzma
 import random
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from backports import zstd
 
 from tests.scenarios import global_batches, small_pipeline, texts_of, write_jsonl
+from tests.sequential import PACKS, in_members, records_of, table_of, tape_of
 from torchtitan_zephon import Pipeline, SourceConfig
+from torchtitan_zephon.plan.chunking import ChunkTable
 from torchtitan_zephon.plan.cursor import Endless
-from torchtitan_zephon.plan.slices import TapePlace, cut_slices
+from torchtitan_zephon.plan.slices import TapePlace
 from torchtitan_zephon.read.sequential import SequentialReader
-from torchtitan_zephon.read.source import Source, open_source
+from torchtitan_zephon.read.source import open_source
 from torchtitan_zephon.read.store import LocalStore
-from torchtitan_zephon.read.tape import Tape
-from torchtitan_zephon.records import RECORD
+from torchtitan_zephon.records import RECORD, Record
 from torchtitan_zephon.state import decode_lane
 
-Pack = Callable[[bytes], bytes]
-PACKS: dict[str, Pack] = {".gz": gzip.compress, ".zst": zstd.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 STEPS = 10
-START = TapePlace()
-
-
-def in_members(data: bytes, pack: Pack, seed: int) -> bytes:
-    """``data`` packed in several members, some of them empty, that begin and end anywhere."""
-    rng = random.Random(seed)
-    places = sorted(rng.choices(range(len(data) + 1), k=6))
-    return b"".join(pack(data[a:b]) for a, b in zip([0, *places], [*places, len(data)], strict=True))
 
 
 def write_packed(path: Path, texts: list[str], seed: int = 0, members: bool = True) -> Path:
@@ -101,20 +89,14 @@ def test_one_pass_over_packed_files_has_each_record_once_and_ends_alike_everywhe
     for batch in stream:
         for sequence in batch.sequences:
             seen.update({tuple(piece[1:4]) for piece in sequence.pieces.tolist() if piece[1] == 0})
-    assert stream.balance.records == 150 + 1 + 80 + 33 + 200
+    assert stream.balance.read.records == 150 + 1 + 80 + 33 + 200
     assert len(seen) == 150 + 1 + 80 + 33
-
-
-def tape_of(source: Source, lane: int, lanes: int, slice_bytes: int, place: TapePlace = START) -> Tape:
-    assert isinstance(source.reader, SequentialReader)
-    table = cut_slices(0, source.reader.pieces(), slice_bytes, lanes, None)
-    return Tape(source, table, Endless(lane, lanes, table.num_runs, None), place)
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 8])
 def test_every_record_is_in_one_lanes_tape_once_an_epoch(packed: Path, lanes: int) -> None:
     source = open_source("s", SourceConfig(path=str(packed)))
-    table = cut_slices(0, source.reader.pieces(), 4096, lanes, None)
+    table = table_of(source, lanes, 4096)
     seen = Counter[tuple[int, int]]()
     for lane in range(lanes):
         tape, plan = tape_of(source, lane, lanes, 4096), Endless(lane, lanes, table.num_runs, None)
@@ -132,31 +114,13 @@ def test_every_record_is_in_one_lanes_tape_once_an_epoch(packed: Path, lanes: in
     assert len(seen) == 150 + 1 + 80 + 33
 
 
-def slices_of(path: Path, slice_bytes: int) -> list[tuple[int, list[int]]]:
-    """Of the one file at ``path``: the slices, each with its number and the ids of its records."""
+def plain_slices(path: Path, slice_bytes: int) -> list[list[Record]]:
+    """The records of a plain file, chunk by chunk."""
     source = open_source("s", SourceConfig(path=str(path)))
-    reader = source.reader
-    if not isinstance(reader, SequentialReader):  # the plain twin
-        table = [source.read(chunk, None) for chunk in plain_chunks(source, slice_bytes)]
-        return [(i, [r["id"] for r in d.values[RECORD]]) for i, (d, _) in enumerate(table)]
-    tape, found = tape_of(source, 0, 1, slice_bytes), []
-    table = cut_slices(0, reader.pieces(), slice_bytes, 1, None)
-    assert table.chunk_bytes == slice_bytes
-    while (piece := tape.turn().take(table.chunk(0, 0, len(found))[0])).behind.runs == 0:
-        documents, _ = source.read(piece.chunk, None, piece.cut)
-        found.append((piece.chunk.start // slice_bytes, [r["id"] for r in documents.values[RECORD]]))
-    return found
-
-
-def plain_chunks(source: Source, slice_bytes: int) -> list[Any]:
-    from torchtitan_zephon.plan.chunking import ChunkTable
-
     pieces = source.reader.pieces()
     count = -(-int(pieces.sizes[0]) // slice_bytes)
-    import numpy as np
-
     table = ChunkTable(0, slice_bytes, 1, pieces, np.array([count]), np.array([0, count]))
-    return [table.chunk(0, k, 0)[0] for k in range(count)]
+    return [source.read(table.chunk(0, k, 0)[0], None)[0].values[RECORD] for k in range(count)]
 
 
 @pytest.mark.parametrize("suffix", PACKS)
@@ -173,7 +137,7 @@ def test_a_packed_file_and_its_plain_twin_have_the_same_records_in_the_same_slic
         plain.write_bytes(data + ending)
         twin = tmp_path / f"twin.jsonl{suffix}"
         twin.write_bytes(in_members(data + ending, PACKS[suffix], seed))
-        assert slices_of(twin, slice_bytes) == slices_of(plain, slice_bytes)
+        assert records_of(twin, slice_bytes) == (plain_slices(plain, slice_bytes), [])
 
 
 @pytest.mark.parametrize("suffix", PACKS)
@@ -182,7 +146,7 @@ def test_a_tape_goes_on_from_any_place_as_if_it_had_never_stopped(tmp_path: Path
         write_packed(tmp_path / f"{part}.jsonl{suffix}", texts_of(200, first=1000 * part), seed=part)
     source = open_source("s", SourceConfig(path=str(tmp_path)))
     assert isinstance(source.reader, SequentialReader)
-    table = cut_slices(0, source.reader.pieces(), 4096, 3, None)
+    table = table_of(source, 3, 4096)
     tape = tape_of(source, 1, 3, 4096)
     taken = [tape.turn().take(table.chunk(0, 0, k)[0]) for k in range(25)]
     assert max(found.behind.runs for found in taken) > 2
@@ -195,7 +159,7 @@ def test_a_tape_goes_on_from_any_place_as_if_it_had_never_stopped(tmp_path: Path
 def test_a_slice_in_two_parts_is_the_slice(tmp_path: Path) -> None:
     source = open_source("s", SourceConfig(path=str(write_packed(tmp_path / "a.jsonl.gz", texts_of(200)))))
     assert isinstance(source.reader, SequentialReader)
-    whole, _ = cut_slices(0, source.reader.pieces(), 4096, 1, None).chunk(0, 0, 0)
+    whole, _ = table_of(source, 1, 4096).chunk(0, 0, 0)
     tape, halves = tape_of(source, 0, 1, 4096), tape_of(source, 0, 1, 4096)
     for parts in ((1, 2), (1, 5000), (4999, 5000)):
         found = tape.turn().take(whole)

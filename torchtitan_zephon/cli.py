@@ -10,9 +10,10 @@ from pathlib import Path
 from . import __version__
 from .config import RunSettings, is_job, load_recipe
 from .errors import ConfigError, Problems, ZephonError
+from .identity import STREAM_FORMAT
 from .ledger import read_ledger
 from .ops.tokenizer_files import load_tokenizer
-from .program import STREAM_FORMAT, Program, compile_program
+from .program import Program, compile_program
 from .state import FORMAT
 from .titan.check import check, find_release
 from .titan.check.sources import checked_seq_len, tokenizer_of

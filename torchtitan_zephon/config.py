@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from .bad_records import BadRecordSettings
 from .errors import ConfigError, Problems
 from .ops.pack import PackSettings
 from .ops.shuffle import ShuffleSettings
@@ -27,7 +28,7 @@ from .toml_files import load_toml
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe(TokenizeSettings, SegmentSettings, PackSettings, ShuffleSettings, ChunkSettings):
+class Recipe(TokenizeSettings, SegmentSettings, PackSettings, ShuffleSettings, ChunkSettings, BadRecordSettings):
     """All that decides the stream. Stored in checkpoints; a resume compares it field by field."""
 
     sources: dict[str, SourceConfig] = setting({}, "The mixture: one table a source.", in_identity=False)

@@ -99,7 +99,7 @@ def estimate(s: int, source: Source, estimate_bytes: int, count: Count) -> Estim
     if not usable.any():
         raise SourceError(
             f"source {source.name!r}: no usable document in a sample of {len(ranges)} places "
-            f"({planned.sum():,} bytes): every text is empty or filtered out, or a single token."
+            f"({planned.sum():,} bytes): every record is empty, filtered out or refused as bad, or a single token."
         )
     each = np.repeat(tokens / planned, held if sum(held) > 1 else [2])
     mean = math.fsum(each.tolist()) / len(each)  # fsum: the same sum on every machine

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .records import Batch, Figures
+from .balance import Figures
+from .records import Batch
 from .run.stream import RankStream
 
 PREFIX = "zephon"
@@ -29,6 +30,7 @@ NAMES = {
     "share_error/SOURCE": "That share less the source's weight.",
     "epoch/SOURCE": "Passes through the source that were handed to the trainers of all ranks.",
     "estimate_error/SOURCE": "Tokens of the source that this rank packed, over what was estimated for them, less 1.",
+    "bad_records/SOURCE": "Records of the source that all ranks left out as bad, of those read so far, since step 1.",
     "packed_share/SOURCE": "The source's share of what this rank has packed, which runs ahead of its trainer.",
 }
 """Metric, below ``PREFIX``, and what it says."""
@@ -82,7 +84,8 @@ class Gauges:
         assert figures is not None
         own = len(self._stream.layout.own_lanes)
         step = self._stream.step
-        return {"step": step, "lanes": own, "tokens": figures.delivered_tokens, "bytes": figures.delivered_bytes}
+        tokens, num_bytes = figures.delivered_tokens, figures.delivered_bytes
+        return {"step": step, "lanes": own, "tokens": tokens, "bytes": num_bytes, "refused": figures.refused}
 
     def _notes_of_all(self) -> list[dict[str, Any]]:
         """A note of each rank, of the step at hand. A rank that is faster may have posted for the next one already,
@@ -110,7 +113,8 @@ class Gauges:
         delivered, packed = np.sum([note["tokens"] for note in notes], axis=0), np.array(lanes.source_tokens)
         # Ranks that share a lane both count it.
         lanes_counted = sum(note["lanes"] for note in notes)
-        read = np.sum([note["bytes"] for note in notes], axis=0) * program.recipe.lanes / lanes_counted
+        counted_once = program.recipe.lanes / lanes_counted
+        read, refused = (np.sum([note[what] for note in notes], axis=0) * counted_once for what in ("bytes", "refused"))
         weights = np.array([program.recipe.sources[name].weight for name in program.names])
         figures: dict[str, float] = {}
         for s, name in enumerate(program.names):
@@ -118,6 +122,7 @@ class Gauges:
             figures[f"share/{name}"] = share
             figures[f"share_error/{name}"] = share - float(weights[s] / weights.sum())
             figures[f"epoch/{name}"] = float(read[s] / program.tables[s].pieces.sizes.sum())
+            figures[f"bad_records/{name}"] = float(refused[s])
             figures[f"estimate_error/{name}"] = lanes.source_tokens[s] / max(1, lanes.estimated_tokens[s]) - 1.0
             figures[f"packed_share/{name}"] = float(packed[s] / max(1, packed.sum()))
         return figures

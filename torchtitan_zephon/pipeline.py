@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .config import Recipe, RunSettings, SourceConfig
@@ -26,23 +26,29 @@ from .run.agree import Exchange, alone
 from .run.statement import statement
 from .run.stream import RankStream
 from .run.together import open_together
+from .settings import from_table
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A named source: a file, folder or glob of JSONL or Parquet."""
+    """A named source: a file, folder or glob, and how it is read."""
 
     name: str
     path: str
-    split: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_path(cls, name: str, path: str, *, split: str = "") -> Dataset:
+    def from_path(cls, name: str, path: str, **settings: Any) -> Dataset:
         """Nothing is opened yet; the files are listed when the pipeline is first used.
 
-        ``split``: which of several splits side by side, such as "train".
+        ``settings``: other keys of a source, as in a job's table ``[zephon.sources.NAME]``, such as ``format``.
         """
-        return cls(name, str(path), split)
+        return cls(name, str(path), settings)
+
+    def source(self, weight: float) -> SourceConfig:
+        """What a recipe says of it. Raises ``ConfigError``."""
+        table = {**self.settings, "path": self.path, "weight": weight}
+        return from_table(SourceConfig, table, f"dataset {self.name!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,9 +92,7 @@ class StaticMixtureWorkSource:
     def recipe(self) -> Recipe:
         """The part of the recipe that is said here; stages and options add the rest."""
         return Recipe(
-            sources={
-                d.name: SourceConfig(path=d.path, split=d.split, weight=self.mixture[d.name]) for d in self.datasets
-            },
+            sources={d.name: d.source(self.mixture[d.name]) for d in self.datasets},
             lanes=1,
             seed=self.seed,
             repeat=self.repeat,
@@ -133,19 +137,23 @@ class Pipeline:
         self,
         *,
         tokenizer_id: str,
-        field: str = "text",
+        field: str | list[str] = "text",
+        template: str = "",
         parallelism: int = 2,
         add_bos: bool = True,
         add_eos: bool = True,
         special_tokens_in_text: Literal["plain", "parse"] = "plain",
     ) -> Pipeline:
-        """Tokenise ``field`` with the tokenizer in a folder, a file or on the hub, on ``parallelism`` threads."""
+        """Tokenise ``field`` with the tokenizer in a folder, a file or on the hub, on ``parallelism`` threads.
+
+        ``field``, or ``template`` in its place, as for a source in ``docs/configuration.md``.
+        """
         recipe = replace(
             self._recipe,
             add_bos=add_bos,
             add_eos=add_eos,
             special_tokens_in_text=special_tokens_in_text,
-            sources={n: replace(s, field=field) for n, s in self._recipe.sources.items()},
+            sources={n: replace(s, field=field, template=template) for n, s in self._recipe.sources.items()},
         )
         return self._with(
             _recipe=recipe, _tokenizer_id=str(tokenizer_id), _settings=replace(self._settings, workers=parallelism)
@@ -179,6 +187,9 @@ class Pipeline:
         global_batch_size: int | None = None,
         flush_every_sequences: int | None = None,
         shares: Literal["measured", "estimated"] | None = None,
+        on_bad_record: Literal["error", "skip"] | None = None,
+        max_bad_fraction: float | None = None,
+        max_record_bytes: int | None = None,
         workers: int | None = None,
         runner: Literal["thread", "process"] | None = None,
         prefetch_bytes: int | None = None,
@@ -187,8 +198,15 @@ class Pipeline:
         tokenizer_backend: Literal["auto", "hf", "fastokens"] | None = None,
         ledger: str | None = None,
     ) -> Pipeline:
-        """The stream's shape (first four), then speed and reporting. What is None stays as it was."""
-        stream = {"lanes": lanes, "flush_every_sequences": flush_every_sequences, "shares": shares}
+        """The stream's shape, bad records, then speed and reporting. What is None stays as it was."""
+        stream = {
+            "lanes": lanes,
+            "flush_every_sequences": flush_every_sequences,
+            "shares": shares,
+            "on_bad_record": on_bad_record,
+            "max_bad_fraction": max_bad_fraction,
+            "max_record_bytes": max_record_bytes,
+        }
         run = {
             "workers": workers,
             "runner": runner,

@@ -11,19 +11,21 @@ import functools
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .cache import cached, counts_of
-from .config import Recipe, SourceConfig
+from .config import Recipe
 from .documents import read_documents
 from .errors import ConfigError, SourceError
 from .estimate import Estimate, estimate
+from .identity import STREAM_FORMAT, identity_of_stream, shuffle_seed
 from .lane.stages import LaneProgram
 from .ops import fast
+from .ops.fields import IdLimits
 from .ops.functions import Function
 from .ops.pack import Packing
 from .ops.tokenize import Tokenize, TokenizerSpec, Wanted, tokenize
@@ -35,17 +37,12 @@ from .plan.deal import cut_pass, deal
 from .plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from .plan.segments import LanePlan
 from .plan.slices import SliceTable, TapePlace, cut_slices
-from .read.files import Manifest, shared_files
-from .read.many_files import ManyFiles
+from .read.files import shared_files
 from .read.sequential import Cut
 from .read.source import Opening, Source, open_source
 from .read.tape import Tape, Turn
 from .records import Documents, Packet
-from .state import recipe_hash
 
-STREAM_FORMAT = 2
-"""Version of the order itself: golden hashes change only together with it."""
-LISTED_SHARDS = 4096
 SAMPLED_CHARACTERS = 8192
 """Of one text, when tokens per byte are measured; the rest of a longer one is taken to be like it."""
 WEIGHED_BYTES = 2**30
@@ -82,12 +79,16 @@ class Program:
         Pure, but that a chunk of a tape is read in its ``turn``.
         """
         if turn is None:
-            return Packet.of(self.tokenize(self._documents(chunk)))
+            return Packet.of(self._tokenized(self._documents(chunk)))
         chunk, cut, behind = turn.take(chunk)
-        return Packet.of(self.tokenize(self._documents(chunk, cut)), behind)
+        return Packet.of(self._tokenized(self._documents(chunk, cut)), behind)
+
+    def _tokenized(self, documents: Documents) -> Documents:
+        return self.tokenize.as_they_are(documents) if self.packing.ready else self.tokenize(documents)
 
     def _documents(self, chunk: Chunk, cut: Cut | None = None) -> Documents:
-        documents = read_documents(self.sources[chunk.source], chunk, self.functions, cut)
+        limits = IdLimits(self.tokenize.largest_id(), self.packing.id_lengths)
+        documents = read_documents(self.sources[chunk.source], chunk, self.functions, self.recipe, limits, cut)
         for stage in STAGES:
             documents = stage(self, chunk, documents)
         return documents
@@ -116,7 +117,7 @@ class Program:
 
         whole = [self._documents(chunk) for chunk in chunks]
         if self.sources[s].reader.contents == "ids":
-            return [count(self.tokenize(documents)) for documents in whole], ""
+            return [count(self._tokenized(documents)) for documents in whole], ""
 
         def tokenized() -> list[tuple[int, int]]:
             for documents in samples:
@@ -208,7 +209,8 @@ class Program:
             source_names=self.names,
             packing=self.packing,
             shuffle_buffer_sequences=r.shuffle_buffer_sequences,
-            shuffle_seed=_shuffle_seed(r),
+            shuffle_seed=shuffle_seed(r),
+            bad_records=r,
         )
 
     def explain(self) -> str:
@@ -231,7 +233,7 @@ class Program:
         lines += [f"  {text}" for text in shared_files([(repr(s.name), s.reader.manifest) for s in self.sources])]
         lines += [f"  {f.kind} {f.identity}" for f in self.functions]
         lines += [
-            f"  tokenize field {', '.join(sorted({repr(s.field) for s in self.sources}))}: largest id "
+            f"  tokenize field {', '.join(sorted({str(s.text) for s in self.sources}))}: largest id "
             f"{self.tokenize.largest_id()}, special tokens in text {self.tokenize.spec.special_tokens_in_text}; by "
             f"{self.tokenize.backend_text}",
             f"  a document is read as  {self.tokenize.document}  ({self.tokenize.spec.roles})",
@@ -277,15 +279,19 @@ def compile_program(
             "the recipe names no source; add a table for each, such as\n"
             '    [zephon.sources.wiki]\n    path = "data/wiki"\n    weight = 1.0'
         )
-    sources = tuple(opened(name, recipe.sources[name], opening) for name in sorted(recipe.sources))
+    sources = tuple(opened(name, recipe, opening) for name in sorted(recipe.sources))
+    recipe.check_contents({source.name: source.reader.contents for source in sources})
     tables = tuple(_table(i, source, recipe) for i, source in enumerate(sources))
-    identity = _identity(recipe, seq_len, sources, tokenizer, functions)
+    identity = identity_of_stream(recipe, seq_len, sources, tokenizer, functions)
+    made = tokenize(tokenizer, backend)
+    for source in sources:
+        source.refuse_narrow_ids(made.largest_id())
     return Program(
         recipe=recipe,
         seq_len=seq_len,
         sources=sources,
         tables=tables,
-        tokenize=tokenize(tokenizer, backend),
+        tokenize=made,
         functions=functions,
         identity=identity,
     )
@@ -300,42 +306,15 @@ def _table(s: int, source: Source, recipe: Recipe) -> ChunkTable | SliceTable:
     return (cut if recipe.repeat else cut_pass)(s, pieces, recipe.chunk_bytes, recipe.lanes)
 
 
-def opened(name: str, source: SourceConfig, opening: Opening = open_source) -> Source:
+def opened(name: str, recipe: Recipe, opening: Opening = open_source) -> Source:
     """The open source ``name``. Raises ``SourceError``; where its path leads nowhere, with how that was stated."""
-    path = source.path
+    path = recipe.sources[name].path
     try:
-        return opening(name, source)
+        return opening(name, recipe.sources[name], recipe.max_record_bytes)
     except SourceError as error:
         if not isinstance(path, StatedPath) or not path.hint or Path(path).exists():
             raise
         raise SourceError(f"{error} {path.hint}") from None
-
-
-def _identity(
-    recipe: Recipe, seq_len: int, sources: tuple[Source, ...], tokenizer: TokenizerSpec, functions: tuple[Function, ...]
-) -> dict[str, Any]:
-    """The recipe as plain values. Left out on purpose: source folders (only content matters), workers, prefetch and
-    ledger (speed and reporting), dp degree and local batch (which rank reads, not what is read)."""
-    weights = integer_weights({s.name: recipe.sources[s.name].weight for s in sources})
-    plain = {f.name: getattr(recipe, f.name) for f in fields(recipe) if f.metadata["in_identity"]}
-    return {
-        "stream_format": STREAM_FORMAT,
-        "seq_len": seq_len,
-        **plain,
-        "shuffle_seed": _shuffle_seed(recipe),
-        "tokenizer": tokenizer.identity,
-        "functions": [f"{f.kind} {f.identity}" for f in functions],
-        "sources": {
-            s.name: {
-                "field": s.field,
-                "format": s.reader.manifest.format,
-                "weight": weight / 2**32,
-                "shards": _shards(s.reader.manifest),
-                **({"pieces": "files"} if isinstance(s.reader, ManyFiles) else {}),
-            }
-            for s, weight in zip(sources, weights, strict=True)
-        },
-    }
 
 
 def _run_bytes(source: Source, table: ChunkTable | SliceTable) -> np.ndarray:
@@ -363,15 +342,3 @@ def unended(recipe: Recipe, tokenize: Tokenize) -> list[str]:
         "the model cannot learn where one ends. Name the token that does, as eos_token in the "
         "tokenizer_config.json beside tokenizer.json; or set add_eos = false if this is meant."
     ]
-
-
-def _shuffle_seed(recipe: Recipe) -> int:
-    return recipe.seed if recipe.shuffle_seed is None else recipe.shuffle_seed
-
-
-def _shards(manifest: Manifest) -> dict[str, Any]:
-    """Name to size and sample; a count and a hash where there are too many to list."""
-    listed = {s.name: f"{s.num_bytes} bytes, sample {s.sample}" for s in manifest.shards}
-    if len(listed) <= LISTED_SHARDS:
-        return listed
-    return {"count": len(listed), "bytes": sum(s.num_bytes for s in manifest.shards), "sha256": recipe_hash(listed)}

@@ -1,4 +1,4 @@
-"""The nouns that travel: documents, a chunk's packet of them, packed rows, sequences, batches, and the balance.
+"""The nouns that travel: documents, a chunk's packet of them, packed rows, sequences and batches.
 
 Data travels in columns: a chunk's tokens are one flat integer array with offsets. Text travels
 as Python strings between parser and tokenizer only, because both speak nothing else (measured:
@@ -10,65 +10,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from .balance import Read
+
 IGNORE_LABEL = -100
 """Label of a position that is not trained on, as in PyTorch's cross entropy."""
-
-
-@dataclass(slots=True)
-class Balance:
-    """What went in and what came out. After a finite pass both lines of ``check`` hold."""
-
-    records: int = 0
-    empty: int = 0
-    filtered: int = 0
-    documents: int = 0
-    tokens_in: int = 0
-    last_tokens: int = 0
-    tokens_out: int = 0
-    unused_tokens: int = 0
-    padded: int = 0
-    sequences: int = 0
-
-    def add(self, other: Balance) -> None:
-        """Add ``other`` to this balance, field by field."""
-        for f in fields(self):
-            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
-
-    @property
-    def tokens_held(self) -> int:
-        """Tokens packed into no delivered sequence yet: carry, open bins, shuffle buffer, prefetch."""
-        return self.tokens_in - self.last_tokens - self.unused_tokens - self.tokens_out
-
-    def __str__(self) -> str:
-        return (
-            f"{self.records:,} records read = {self.documents:,} documents + {self.empty:,} empty + "
-            f"{self.filtered:,} filtered; {self.tokens_in:,} tokens in = {self.tokens_out:,} trained on + "
-            f"{self.last_tokens:,} last tokens (labels only) + {self.unused_tokens:,} at a lane's end with nothing to "
-            f"predict + {self.tokens_held:,} not delivered; "
-            f"{self.padded:,} positions padded in {self.sequences:,} sequences"
-        )
-
-
-class Figures(NamedTuple):
-    """What a rank's lanes read and gave since the stream was started or restored, summed over them.
-
-    ``ready``: sequences that could be handed out at once. Then by source, since step 1: ``source_tokens``, tokens
-    packed; ``estimated_tokens``, what the estimate promised for the chunks that they come from;
-    ``delivered_tokens`` and ``delivered_bytes``, tokens that the trainer has taken, and the planned bytes they come
-    from. A lane that is shared counts whole on each of its ranks.
-    """
-
-    balance: Balance
-    ready: int
-    source_tokens: tuple[int, ...]
-    estimated_tokens: tuple[int, ...]
-    delivered_tokens: tuple[int, ...]
-    delivered_bytes: tuple[float, ...]
 
 
 LONG_SLICE = 256
@@ -122,14 +72,14 @@ class Documents:
     values: a list a name, one value a document, such as {"text": [...]}. tokens: a flat array a name, one value a
     token, such as {"ids": int32 [tokens]}; empty before tokenising. offsets: int64 [documents + 1], where each
     document's tokens begin, and the end of the last. origin: int64 [documents, 4], columns source, shard, record
-    (byte offset of the line, or row number of the file) and part (0).
+    (byte offset of the line, or row number of the file) and part (0). read: what the records of the chunk became.
     """
 
     values: dict[str, list[Any]]
     tokens: dict[str, np.ndarray]
     offsets: np.ndarray
     origin: np.ndarray
-    balance: Balance = field(default_factory=Balance)
+    read: Read = field(default_factory=Read)
 
     def __len__(self) -> int:
         return len(self.origin)
@@ -147,7 +97,7 @@ class Documents:
     @classmethod
     def of_values(cls, values: dict[str, list[Any]], origin: np.ndarray) -> Documents:
         """Records as they were read, without tokens."""
-        return cls(values, {}, np.zeros(len(origin) + 1, np.int64), origin, Balance(records=len(origin)))
+        return cls(values, {}, np.zeros(len(origin) + 1, np.int64), origin)
 
     @classmethod
     def empty(cls) -> Documents:
@@ -156,17 +106,17 @@ class Documents:
 
     @classmethod
     def join(cls, first: Documents, second: Documents) -> Documents:
-        """The documents of ``first``, then those of ``second``; the balance is the second's."""
+        """The documents of ``first``, then those of ``second``; ``read`` is the second's."""
         if not len(first):
             return second
         if not len(second):
-            return replace(first, balance=second.balance)
+            return replace(first, read=second.read)
         return cls(
             {name: first.values[name] + values for name, values in second.values.items()},
             {name: np.concatenate([first.tokens[name], flat]) for name, flat in second.tokens.items()},
             np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]]),
             np.concatenate([first.origin, second.origin]),
-            second.balance,
+            second.read,
         )
 
     def take(self, numbers: Seq[int] | np.ndarray, used: int = 0) -> Documents:
@@ -185,7 +135,7 @@ class Documents:
         values = {name: [column[i] for i in which.tolist()] for name, column in self.values.items()}
         slices = Slices(starts, lengths)
         tokens = {name: slices.of(flat) for name, flat in self.tokens.items()}
-        return Documents(values, tokens, offsets, self.origin[which], self.balance)
+        return Documents(values, tokens, offsets, self.origin[which], self.read)
 
     def cut(self, characters: int) -> Documents:
         """The beginnings of the texts, at most ``characters`` of each."""

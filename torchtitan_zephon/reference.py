@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import types
 import typing
 from collections.abc import Iterable
 from typing import Any
@@ -81,7 +82,9 @@ def _type(hint: Any) -> str:
         return f"list of {_type(typing.get_args(hint)[0])}"
     if typing.get_origin(hint) is dict:
         return "tables"
-    return str(getattr(hint, "__name__", None) if isinstance(hint, type) else hint).replace(" | None", "")
+    if isinstance(hint, types.UnionType):
+        return " or ".join(_type(kind) for kind in typing.get_args(hint) if kind is not type(None))
+    return str(hint.__name__)
 
 
 if __name__ == "__main__":

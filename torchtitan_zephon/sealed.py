@@ -38,6 +38,11 @@ def _table_of(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(kind, value.values()))
 
 
+def is_counts(value: object) -> bool:
+    """A table of counts by name."""
+    return _table_of(is_count)(value)
+
+
 def _hexadecimal(*lengths: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and len(value) in lengths and bool(re.fullmatch("[0-9a-f]*", value))
 
@@ -63,7 +68,7 @@ COUNTS = Kind(
     lambda v: v is None or _list_of(is_count)(v),
     decode=lambda v: None if v is None else tuple(v),
 )
-COUNT_BY_NAME = Kind("table of counts, or null", lambda v: v is None or _table_of(is_count)(v))
+COUNT_BY_NAME = Kind("table of counts, or null", lambda v: v is None or is_counts(v))
 TEXT = Kind("text", lambda v: isinstance(v, str))
 SHA256 = Kind("SHA-256", _hexadecimal(64))
 DIGESTS = Kind("table of digests", _table_of(_hexadecimal(0, 16)))

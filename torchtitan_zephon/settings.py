@@ -26,16 +26,24 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     choices: Collection[str] = (),
-    in_identity: bool = True,
+    in_identity: bool | Literal["unless_default"] = True,
 ) -> Any:
     """A dataclass field with its documentation and its allowed range (both ends included), or its ``choices``.
 
-    ``in_identity``: of a recipe, whether a checkpoint compares it by itself; else something else there says it.
+    ``in_identity``: of a recipe, whether a checkpoint compares it by itself; else something else there says it, or it
+    decides no byte. "unless_default": a checkpoint names it only where it is not the default, as older ones do not.
     """
     metadata = {"doc": doc, "low": low, "high": high, "choices": choices, "in_identity": in_identity}
     if isinstance(default, (dict, list)):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def identity_of(config: Any) -> dict[str, Any]:
+    """The fields of ``config`` that a checkpoint compares, see ``setting``."""
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.metadata["in_identity"]}
+    optional = {f.name: f for f in dataclasses.fields(config) if f.metadata["in_identity"] == "unless_default"}
+    return {name: value for name, value in values.items() if name not in optional or value != optional[name].default}
 
 
 def check_fields(config: Any, where: str) -> None:
@@ -125,13 +133,7 @@ def _coerced(value: Any, hint: Any, where: str, problems: Problems) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
             return None
-        options = [a for a in args if a is not type(None)]
-        for option in options:
-            try:
-                return coerce(value, option, where)
-            except ConfigError:
-                if option is options[-1]:
-                    raise
+        return _one_of(value, [a for a in args if a is not type(None)], where)
     if origin is list and isinstance(value, list):
         items = {f"[{i}]": v for i, v in enumerate(value)}
         return list(_each(items, args[0] if args else Any, where, problems).values())
@@ -144,8 +146,23 @@ def _coerced(value: Any, hint: Any, where: str, problems: Problems) -> Any:
         return float(value)
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    name = getattr(hint, "__name__", str(hint)) if origin is None else str(hint)
-    raise ConfigError(f"{where} = {value!r} is a {type(value).__name__}; expected {name}.")
+    raise ConfigError(f"{where} = {value!r} is a {type(value).__name__}; expected {_name(hint)}.")
+
+
+def _one_of(value: Any, hints: list[Any], where: str) -> Any:
+    """``value`` as the first of ``hints`` that it is."""
+    for hint in hints:
+        try:
+            return coerce(value, hint, where)
+        except ConfigError:
+            if len(hints) == 1 or (typing.get_origin(hint) is list and isinstance(value, list)):
+                raise  # it is of this kind, and what it holds is not
+    expected = " or ".join(map(_name, hints))
+    raise ConfigError(f"{where} = {value!r} is a {type(value).__name__}; expected {expected}.")
+
+
+def _name(hint: Any) -> str:
+    return getattr(hint, "__name__", str(hint)) if typing.get_origin(hint) is None else str(hint)
 
 
 def _each(items: Mapping[str, Any], hint: Any, where: str, problems: Problems) -> dict[str, Any]:

@@ -9,8 +9,8 @@ A value that is damaged, foreign or of another format is refused by name. ``merg
 ``split`` are not needed: a lane's state is the same bytes whichever rank saves it.
 
 Later versions may add fields that are absent where they say nothing: of a stream ``line`` (older recipes with their
-first steps) and ``skipped`` (ranges of lane sequences); of a segment start ``recipe`` (which of the line) and
-``records`` (read and refused, by source). This version refuses them by name.
+first steps) and ``skipped`` (ranges of lane sequences); of a segment start ``recipe`` (which of the line). This version
+refuses them by name.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from .bad_records import Counted
 from .changes import recipe_changes
 from .errors import RecipeChangedError, StateError
 from .plan.segments import SourcePlace
@@ -39,6 +40,7 @@ from .sealed import (
     damaged,
     from_table,
     is_count,
+    is_counts,
     kinds,
     seal,
     stored,
@@ -70,19 +72,35 @@ def _counts_a_source(place: Callable[..., Any]) -> Kind:
     )
 
 
+RECORDS = Kind(
+    "table of records read and refused by source",
+    lambda v: (
+        isinstance(v, dict)
+        and all(
+            isinstance(c, dict) and c.keys() == {"read", "refused"} and is_count(c["read"]) and is_counts(c["refused"])
+            for c in v.values()
+        )
+    ),
+    lambda records: {name: counted._asdict() for name, counted in records.items()},
+    lambda table: {name: Counted(**counted) for name, counted in table.items()},
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentStart:
     """Where a segment begins: all that decides the rest of the lane.
 
     ``sources``: by name, where the lane stands in each. ``carries``: by stage, what it holds across the flush, as plain
-    values; a stage that holds nothing has none. ``digest``: hash over every sequence delivered before. ``tapes``: by
-    name, where the lane stands in the files of sources that are read from the front.
+    values; a stage that holds nothing has none. ``digest``: hash over every sequence delivered before. ``records``: by
+    source, how many were read and how many of these refused, by kind; absent unless bad records are left out.
+    ``tapes``: by source, where the lane stands in files that are read from the front.
     """
 
     segment: int = stored(COUNT)
     sources: dict[str, SourcePlace] = stored(_counts_a_source(SourcePlace))
     carries: dict[str, Any] = stored(TABLE)
     digest: str = stored(SHA256)
+    records: dict[str, Counted] = stored_if_any(RECORDS)
     tapes: dict[str, TapePlace] = stored_if_any(_counts_a_source(TapePlace))
 
     @classmethod
@@ -176,7 +194,7 @@ def decode_lane(data: object, lane: int, names: Collection[str]) -> LaneState:
         raise StateError(
             f"{where} says it belongs to lane {state.lane}; the checkpoint was put together wrongly. {OLDER_STEP}"
         )
-    for table in (state.start.sources, state.source_digests):
+    for table in (state.start.sources, state.source_digests, state.start.records or state.start.sources):
         if table.keys() != set(names):
             raise StateError(
                 f"{where} is for the sources {_named(table)}, and the recipe's are {_named(names)}. {OLDER_STEP}"

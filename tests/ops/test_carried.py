@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.strategies import Document, documents, tokens_of
+from torchtitan_zephon.balance import Read
 from torchtitan_zephon.ops.carried import from_plain, to_plain
-from torchtitan_zephon.records import Balance, Documents
+from torchtitan_zephon.records import Documents
 
 NAMES = ("news", "web", "wiki")
 ONE = {"ids": "AAAA", "offsets": [0, 1], "sources": ["web"], "origin": [[0, 0, 0, 0]]}
@@ -58,10 +59,10 @@ def test_a_token_that_takes_more_than_three_bytes_is_never_written_as_another() 
         to_plain(tokens_of([Document([2**24, 1], (0, 0, 0, 0))]), NAMES)
 
 
-def test_the_balance_is_not_written() -> None:
+def test_what_was_read_is_not_written() -> None:
     items = tokens_of([Document([5, 6], (1, 0, 0, 0))])
     before = to_plain(items, NAMES)
-    items.balance.add(Balance(records=5))
+    items.read.add(Read(records=5))
     assert to_plain(items, NAMES) == before
 
 

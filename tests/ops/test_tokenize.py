@@ -16,10 +16,11 @@ from tokenizers import models, pre_tokenizers, processors
 from tests.scenarios import BOS, EOS, texts_of, tokenizer_folder
 from tests.strategies import texts_at
 from torchtitan_zephon import TokenizerError
+from torchtitan_zephon.balance import Read
 from torchtitan_zephon.ops import tokenizer_files
 from torchtitan_zephon.ops.tokenize import Tokenize, TokenizerSpec, check_vocabulary
 from torchtitan_zephon.ops.tokenizer_files import load_tokenizer
-from torchtitan_zephon.records import Balance, Documents
+from torchtitan_zephon.records import Documents
 
 WORDS = {BOS: 0, EOS: 1, "[UNK]": 2, "a": 3, "b": 4, "c": 70_000}
 CONFIG = {"bos_token": BOS, "eos_token": {"content": EOS, "special": True}}
@@ -94,7 +95,7 @@ def test_an_id_above_65535_survives() -> None:
 def test_an_empty_chunk_gives_no_document() -> None:
     tokens = Tokenize(load_tokenizer(str(tokenizer_folder())))(texts())
     assert (len(tokens.ids), tokens.offsets.tolist(), tokens.origin.shape) == (0, [0], (0, 4))
-    assert tokens.balance == Balance()
+    assert tokens.read == Read()
 
 
 def test_every_document_knows_its_source_shard_and_place() -> None:
@@ -111,11 +112,11 @@ def test_a_chunk_is_tokenised_as_its_texts_one_by_one() -> None:
     assert documents_of(load_tokenizer(str(folder)), *items) == expected
 
 
-def test_the_balance_counts_tokens() -> None:
+def test_tokens_are_counted() -> None:
     bare = spec_of(word_tokenizer(), {}, add_bos=False, add_eos=False)
     tokens = Tokenize(bare)(texts("a b", " ", "c"))  # the second has no token at all
     assert np.diff(tokens.offsets).tolist() == [2, 0, 1]
-    assert tokens.balance.tokens_in == 3
+    assert tokens.read.tokens == 3
 
 
 @pytest.mark.parametrize("add_bos", [False, True])

@@ -48,7 +48,7 @@ def folder(path: Path, files: int, rows: int = 60) -> Path:
 
 
 def reader_of(path: Path) -> ParquetReader:
-    return ParquetReader(list_source("s", SourceConfig(path=str(path))), SourceConfig())
+    return ParquetReader(list_source("s", SourceConfig(path=str(path))), SourceConfig(), 2**26)
 
 
 def read_all(reader: ParquetReader) -> list[str]:
@@ -76,7 +76,8 @@ def test_footers_are_kept_within_a_bound_and_those_used_last_stay(
     kept = Footers(list_source("s", SourceConfig(path=str(path))))
     for shard in (0, 1, 0, 2, 0, 1, 3, 4, 3, 3):
         kept.of(shard)
-        assert sum(f.metadata.serialized_size for f in kept._kept.values()) == kept._kept_bytes <= footers.KEPT_BYTES
+        held = [entry.value.metadata.serialized_size for entry in kept._kept._entries.values()]
+        assert sum(held) == kept._kept._weight <= footers.KEPT_BYTES
     assert [int(name[:4]) for name in names] == [0, 1, 2, 1, 3, 4]
     monkeypatch.setattr(footers, "KEPT_BYTES", 1)
     assert read_all(reader_of(path)) == texts_of(300)  # the last one is kept all the same

@@ -152,7 +152,9 @@ def test_a_users_functions_see_the_record_and_may_change_its_ids(tmp_path: Path)
     )
     stream = pipeline.stream
     batches = list(stream)
-    assert stream.balance.filtered == 20 and stream.balance.documents == 40 and stream.balance.records == 60
+    assert (
+        stream.balance.read.filtered == 20 and stream.balance.read.documents == 40 and stream.balance.read.records == 60
+    )
     assert sum(int((b.labels == 7).sum()) for b in batches) == 40
 
 
@@ -237,9 +239,11 @@ def test_the_digest_of_a_chunk_covers_where_documents_end() -> None:
     assert cut[0] != cut[1]
 
 
-def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+def test_ids_of_another_tokenizer_are_bad_records_with_their_place(tmp_path: Path) -> None:
     path = write_ids(tmp_path / "a.parquet", [[100, 383], [384, 5]])
-    with pytest.raises(TokenizerError, match=r"holds 384, but the tokenizer's ids end at 383: .* another tokenizer"):
+    with pytest.raises(
+        RecordError, match=r"row 1: field 'input_ids' holds 384, which is no token id: they are 0 to 383"
+    ):
         list(over(path, "input_ids"))
 
 
@@ -248,7 +252,7 @@ def test_empty_lists_are_counted_and_give_nothing(tmp_path: Path) -> None:
     pipeline = over(path, "input_ids")
     list(pipeline)
     balance = pipeline.stream.balance
-    assert (balance.records, balance.empty, balance.documents) == (4, 2, 2)
+    assert (balance.read.records, balance.read.empty, balance.read.documents) == (4, 2, 2)
 
 
 def test_a_source_is_text_or_ids(tmp_path: Path) -> None:

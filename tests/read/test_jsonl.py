@@ -20,13 +20,15 @@ from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.read.source import Source
 from torchtitan_zephon.read.store import LocalStore
 from torchtitan_zephon.records import RECORD
+from torchtitan_zephon.text_of import text_of
 
 BOM = b"\xef\xbb\xbf"
 
 
-def reader_of(path: Path, data: bytes) -> JsonlReader:
+def reader_of(path: Path, data: bytes, most: int = 2**26) -> JsonlReader:
     path.write_bytes(data)
-    return JsonlReader(Manifest(LocalStore(path.parent), "jsonl", (Shard(path.name, len(data), ""),)), SourceConfig())
+    manifest = Manifest(LocalStore(path.parent), "jsonl", (Shard(path.name, len(data), ""),))
+    return JsonlReader(manifest, SourceConfig(), most)
 
 
 def chunks(num_bytes: int, size: int) -> list[Chunk]:
@@ -145,7 +147,7 @@ def test_a_malformed_line_is_named_by_file_and_byte(name: str, size: int, tmp_pa
     line, problem = MALFORMED[name]
     before = '{"text": "good, naïve"}\n\n'.encode()
     data = before + line + b'\n{"text": "good"}\n'
-    source = Source("wiki", "text", reader_of(tmp_path / "part-7.jsonl", data))
+    source = Source("wiki", text_of("text"), reader_of(tmp_path / "part-7.jsonl", data))
     with pytest.raises(RecordError, match=problem) as refusal:
         [read_documents(source, chunk, ()) for chunk in chunks(len(data), size)]
     error = refusal.value
@@ -154,7 +156,7 @@ def test_a_malformed_line_is_named_by_file_and_byte(name: str, size: int, tmp_pa
 
 
 def test_a_malformed_first_line_after_a_bom_is_at_byte_3(tmp_path: Path) -> None:
-    source = Source("s", "text", reader_of(tmp_path / "a.jsonl", BOM + b"[1]\n"))
+    source = Source("s", text_of("text"), reader_of(tmp_path / "a.jsonl", BOM + b"[1]\n"))
     with pytest.raises(RecordError, match="line at byte 3: "):
         read_documents(source, chunks(7, 100)[0], ())
 
@@ -170,7 +172,7 @@ def test_a_file_that_was_cut_while_the_job_runs_is_an_error(stop: int, tmp_path:
 
 def test_a_piece_is_a_file_and_its_units_are_bytes(tmp_path: Path) -> None:
     manifest = Manifest(LocalStore(tmp_path), "jsonl", (Shard("a.jsonl", 10, ""), Shard("b.jsonl", 0, "")))
-    reader = JsonlReader(manifest, SourceConfig())
+    reader = JsonlReader(manifest, SourceConfig(), 2**26)
     pieces = reader.pieces()
     assert pieces.sizes.tolist() == pieces.units.tolist() == [10, 0]
     assert pieces.runs_of_one

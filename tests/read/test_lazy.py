@@ -27,7 +27,7 @@ def lazy(read: list[str], plain: dict[str, Any] = PLAIN) -> LazyRecord:
         read.append(name)
         return [pa.array([plain[name]])]
 
-    return lazy_records(list(plain), Columns({}, load, np.array([0])), 1)[0]
+    return lazy_records(list(plain), Columns({}, load, np.array([0]), 2**26), 1)[0]
 
 
 LOOKS: dict[str, tuple[Callable[[Any], Any], set[str]]] = {
@@ -104,7 +104,7 @@ def test_a_placeholder_never_gets_into_data(options: dict[str, Any]) -> None:
 
 def test_a_column_is_read_once_for_all_records() -> None:
     read: list[str] = []
-    columns = Columns({}, lambda name: read.append(name) or [pa.array([1, 2]), pa.array([3])], np.arange(3))
+    columns = Columns({}, lambda name: read.append(name) or [pa.array([1, 2]), pa.array([3])], np.arange(3), 2**26)
     records = lazy_records(["a"], columns, 3)
     assert [r["a"] for r in records] == [1, 2, 3]
     assert read == ["a"]
@@ -112,7 +112,7 @@ def test_a_column_is_read_once_for_all_records() -> None:
 
 def test_of_a_column_that_cannot_be_decoded_only_the_rows_at_fault_are_refused() -> None:
     dates = pa.array([0, 10**18, 1], pa.timestamp("s"))
-    records = lazy_records(["d"], Columns({"d": [dates]}, lambda name: [], np.array([5, 6, 7])), 3)
+    records = lazy_records(["d"], Columns({"d": [dates]}, lambda name: [], np.array([5, 6, 7]), 2**26), 3)
     assert records[0]["d"].year == records[2]["d"].year == 1970
     with pytest.raises(Unreadable, match=r"column 'd' cannot be decoded: \w+Error: ") as refusal:
         records[1]["d"]

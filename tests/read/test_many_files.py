@@ -47,7 +47,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reader_of(folder: Path, field: str = "text") -> Any:
-    return parquet_reader(list_source("s", SourceConfig(path=str(folder))), SourceConfig(field=field))
+    return parquet_reader(list_source("s", SourceConfig(path=str(folder))), SourceConfig(field=field), 2**20)
 
 
 def pipeline(folder: Path, **options: Any) -> Pipeline:
@@ -58,7 +58,6 @@ def texts_of_chunk(reader: ManyFiles, piece: int, start: int, stop: int) -> list
     documents, bad = reader.read(Chunk(0, 0, 0, piece, start, stop, 1), frozenset({"text"}))
     assert not bad
     assert documents.origin[:, :2].tolist() == [[0, piece]] * len(documents)
-    assert documents.balance.records == len(documents)
     return documents.values["text"]
 
 
@@ -137,8 +136,8 @@ def test_one_pass_reads_every_document_once(functions: bool, odd: Path) -> None:
     for _ in stream:
         pass
     texts = [row for path in sorted(odd.iterdir()) for row in pq.read_table(path)["text"].to_pylist()]
-    assert stream.balance.records == len(texts)
-    assert stream.balance.documents == len(texts)
+    assert stream.balance.read.records == len(texts)
+    assert stream.balance.read.documents == len(texts)
     if functions:
         assert set(seen) == set(texts)
 

@@ -28,7 +28,7 @@ TEXTS = [text_of(n, 1 + n % 9) for n in range(5000)]
 
 
 def reader_of(path: Path) -> ParquetReader:
-    return ParquetReader(list_source("s", SourceConfig(path=str(path))), SourceConfig())
+    return ParquetReader(list_source("s", SourceConfig(path=str(path))), SourceConfig(), 2**26)
 
 
 def chunks_of(reader: ParquetReader, target_bytes: int = 4096) -> list[Chunk]:
@@ -93,12 +93,19 @@ def test_a_source_without_any_row_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str
+    "kind",
+    [
+        *(pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()),
+        *(pa.dictionary(pa.int32(), pa.string()), pa.dictionary(pa.int32(), pa.binary())),
+    ],
+    ids=str,
 )
 def test_every_kind_of_text_column_reads_the_same(kind: pa.DataType, tmp_path: Path) -> None:
     texts = [text_of(n % 40) for n in range(600)]
     column = pa.array(texts, pa.string())
-    column = column.dictionary_encode() if pa.types.is_dictionary(kind) else column.cast(kind)
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    column = column.cast(pa.binary()).cast(plain) if "binary" in str(plain) else column.cast(plain)
+    column = column.dictionary_encode() if pa.types.is_dictionary(kind) else column
     pq.write_table(pa.table({"id": range(600), "text": column}), tmp_path / "a.parquet", row_group_size=250)
     reader = reader_of(tmp_path / "a.parquet")
     assert read_all(reader, chunks_of(reader))[0] == texts
@@ -106,8 +113,8 @@ def test_every_kind_of_text_column_reads_the_same(kind: pa.DataType, tmp_path: P
 
 @pytest.mark.parametrize(
     ("column", "kind"),
-    [(pa.array([b"a", b"b"]), "binary"), (pa.array([1, 2]), "int64"), (pa.array([["a"], ["b"]]), "list")],
-    ids=["binary", "int64", "list"],
+    [(pa.array([b"a", b"b"], pa.binary(1)), "fixed"), (pa.array([1, 2]), "int64"), (pa.array([["a"], ["b"]]), "list")],
+    ids=["bytes of a fixed number", "int64", "list"],
 )
 def test_a_column_that_is_not_text_is_refused_by_name_and_type(column: pa.Array, kind: str, tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")

@@ -37,7 +37,7 @@ def write(path: Path, texts: list[Any], kind: pa.DataType | None = None, rows: i
 
 
 def reader_of(path: Path, field: str = "text") -> ParquetReader:
-    return ParquetReader(list_source("s", SourceConfig(path=str(path))), SourceConfig(field=field))
+    return ParquetReader(list_source("s", SourceConfig(path=str(path))), SourceConfig(field=field), 2**26)
 
 
 def text_bytes(texts: list[Any], rows: int = 250) -> list[int]:

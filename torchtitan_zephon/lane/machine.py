@@ -11,17 +11,18 @@ how far the trainer has read, as a segment start and a count. It does not depend
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from typing import NamedTuple
 
+from ..balance import Balance
 from ..errors import ReplayError, SourceError
 from ..plan.chunking import Chunk
 from ..plan.segments import LanePlan, Planned
 from ..plan.slices import TapePlace
-from ..records import Balance, Documents, Packet, Sequence
+from ..records import Documents, Packet, Sequence
 from ..sealed import NEW_STREAM
 from ..state import LaneState, SegmentStart, no_such_place
+from .intake import Intake
 from .stages import Collect, Hashed, LaneProgram, MakeRows, Passing, no_digests, padding
 from .taker import Ready, Taker
 
@@ -66,21 +67,16 @@ class Planner:
 
 
 class Lane:
-    """The machine. Conserved: chunks planned = arrived + pending; sequences packed = taken + ready + held.
-
-    ``tapes``: by source, the places behind what arrived.
-    """
+    """The machine. Conserved: chunks planned = arrived + pending; sequences packed = taken + ready + held."""
 
     def __init__(self, program: LaneProgram, state: LaneState | None = None) -> None:
         start = SegmentStart.first(program.source_names) if state is None else state.start
         if not program.plan.holds(tuple(start.sources.values())):
             raise no_such_place(program.lane)
         self.program = program
-        self.balance = Balance()
         self.trips: deque[Trip] = deque()
         self._planner, self._pending = Planner(program.plan, start), deque[Planned]()
-        self._digests = no_digests(program)
-        self.tapes = start.tapes
+        self._intake = Intake(program, start)
         self._links = [Collect(link, start) for link in program.links]
         self._rows = MakeRows(program, start)
         self._ready: deque[Ready] = deque()
@@ -123,6 +119,21 @@ class Lane:
         return tuple(n + own for n, own in zip(before, self._rows.num_bytes, strict=True))
 
     @property
+    def balance(self) -> Balance:
+        """What went in and what came out since this machine was made."""
+        return self._intake.balance
+
+    @property
+    def tapes(self) -> dict[str, TapePlace]:
+        """By source, the places in files that are read from the front, behind what arrived."""
+        return self._intake.tapes
+
+    @property
+    def refused(self) -> tuple[int, ...]:
+        """Bad records of each source that were left out since the stream began."""
+        return self._intake.refused
+
+    @property
     def delivered_tokens(self) -> tuple[int, ...]:
         """Of the tokens packed from each source, those the taker has."""
         return self._taker.delivered_tokens
@@ -146,15 +157,7 @@ class Lane:
 
     def arrived(self, packet: Packet) -> None:
         """Take in the documents of the oldest pending chunk."""
-        planned = self._pending.popleft()
-        documents, s = packet.documents, planned.chunk.source
-        self.balance.add(documents.balance)
-        digest = hashlib.blake2b(self._digests[s].encode() + packet.digest, digest_size=8).hexdigest()
-        digests = (*self._digests[:s], digest, *self._digests[s + 1 :])
-        self._digests = no_digests(self.program) if planned.ends else digests
-        if packet.behind is not None:
-            self.tapes = {**self.tapes, self.program.source_names[s]: TapePlace(*packet.behind)}
-        self._pass(Passing(planned, documents, digests, {}, self.tapes), 0)
+        self._pass(self._intake.arrived(self._pending.popleft(), packet), 0)
 
     def returned(self, trip: Trip, documents: Documents) -> None:
         """Take in what the function made of the packet of ``trip``; those of a link in the order of ``trips``."""
@@ -174,6 +177,8 @@ class Lane:
         self.balance.unused_tokens = self._rows.packer.unused_tokens
         start, digests = self._rows.start, no_digests(self.program) if packet is None else packet.digests
         self._ready.extend(Ready(s, start, digests, None) for s in sequences)
+        if packet is not None and packet.planned.ends:
+            self._intake.check(packet)
         if packet is None or packet.planned.ends == "lane":
             self._finished = True
         elif packet.planned.ends:

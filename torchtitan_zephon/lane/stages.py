@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..bad_records import DEFAULTS, BadRecordSettings, Counted
 from ..ops.pack import Pack, Packing
 from ..ops.render import padding_rows
 from ..ops.shuffle import ShuffleBuffer
@@ -61,6 +62,12 @@ class LaneProgram:
     shuffle_buffer_sequences: int
     shuffle_seed: int
     links: tuple[Link, ...] = ()
+    bad_records: BadRecordSettings = DEFAULTS
+
+    @property
+    def counts_bad(self) -> bool:
+        """Whether bad records are left out and counted; else none gets here."""
+        return self.bad_records.on_bad_record == "skip"
 
     @property
     def lane(self) -> int:
@@ -76,14 +83,16 @@ def no_digests(program: LaneProgram) -> tuple[str, ...]:
 class Passing(NamedTuple):
     """A packet under way. ``digests``: by source, of the segment up to it, as documents left the first trip.
 
-    ``carries``: of the stages that it has passed, if it ends a segment. ``tapes``: by source, the places behind it.
+    ``records``: by source, of the lane up to it, if bad records are counted. ``tapes``: by source, the places behind
+    it. ``carries``: of the stages that it has passed, if it ends a segment.
     """
 
     planned: Planned
     documents: Documents
     digests: tuple[str, ...]
-    carries: dict[str, Any]
+    records: dict[str, Counted]
     tapes: dict[str, TapePlace]
+    carries: dict[str, Any]
 
 
 class Hashed(NamedTuple):
@@ -153,8 +162,8 @@ class MakeRows:
         before = [self.start.sources[name] for name in names]
         sources = program.plan.after(before, packet.planned.behind, self.tokens.tolist())
         carries = _with_carry(packet.carries, PACK, self.packer.carry(names))
-        by_name = dict(zip(names, sources, strict=True))
-        self.start = SegmentStart(self.start.segment + 1, by_name, carries, "", packet.tapes)
+        places = dict(zip(names, sources, strict=True))
+        self.start = SegmentStart(self.start.segment + 1, places, carries, "", packet.records, packet.tapes)
         self._begin_segment()
         return self.start
 

@@ -38,8 +38,8 @@ def apply(functions: tuple[Function, ...], documents: Documents) -> Sifted:
         elif made is not None:
             records.append(made)
             kept.append(n)
-    balance = replace(documents.balance, filtered=len(documents) - len(kept) - len(bad))
-    return replace(documents.take(np.array(kept, np.int64)), values={RECORD: records}, balance=balance), bad
+    read = replace(documents.read, filtered=len(documents) - len(kept) - len(bad))
+    return replace(documents.take(np.array(kept, np.int64)), values={RECORD: records}, read=read), bad
 
 
 def _made(functions: tuple[Function, ...], record: Record, place: int) -> Record | BadRecord | None:

@@ -6,24 +6,26 @@ columns, and what is here holds the documents that still have tokens to place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from ..errors import ConfigError
-from ..records import Documents, Rows
+from ..records import Contents, Documents, Rows
 from ..settings import setting
 from .carried import from_plain, to_plain
 from .first_fit import FirstFit
 from .packers import Choice, Packer
+from .ready_rows import ReadyRows
 from .render import render
 from .wrap import Wrap
 
 PACKERS: dict[str, type[Packer]] = {
     "wrap": Wrap,
     "first_fit": FirstFit,
+    "rows": ReadyRows,
 }
 """By the name that a recipe gives."""
 
@@ -37,6 +39,16 @@ class Packing:
     seq_len: int
     padding_id: int
 
+    @property
+    def ready(self) -> bool:
+        """Whether documents are rows already."""
+        return self.algorithm == "rows"
+
+    @property
+    def id_lengths(self) -> tuple[int, ...]:
+        """The lengths that a document of ids may have; none if any will do."""
+        return (self.seq_len, self.seq_len + 1) if self.ready else ()
+
     def usable(self, documents: Documents) -> int:
         """Tokens of ``documents`` that can be an input: within documents, all of a document but its last."""
         return len(documents.ids) if self.label_shift == "sequence" else documents.num_inputs
@@ -49,7 +61,8 @@ class PackSettings:
     pack: str = setting(
         "wrap",
         "`wrap` cuts the token stream at seq_len, never pads; `first_fit` keeps documents "
-        "whole where they fit and pads the rest.",
+        "whole where they fit and pads the rest; `rows` takes each record of token ids, which must have seq_len + 1 or "
+        "seq_len of them, as a row as it is.",
         choices=PACKERS,
     )
     label_shift: Literal["document", "sequence"] = setting(
@@ -65,6 +78,14 @@ class PackSettings:
             raise ConfigError(
                 f"recipe: pack = {self.pack!r} puts unrelated documents side by side, so label_shift = "
                 f"{self.label_shift!r} would train on their borders; use label_shift = 'document', or pack = {others}."
+            )
+
+    def check_contents(self, contents: Mapping[str, Contents]) -> None:
+        """Raise ``ConfigError`` for sources of text where documents are to be rows already."""
+        if self.pack == "rows" and (texts := [repr(name) for name, of in contents.items() if of == "text"]):
+            raise ConfigError(
+                f"recipe: pack = 'rows' takes rows of token ids as they are, and there are sources of text: "
+                f"{', '.join(texts)}. Use pack = 'wrap', or sources of token ids."
             )
 
     def packing(self, seq_len: int, padding_id: int) -> Packing:

@@ -118,11 +118,15 @@ class Tokenize:
     def __call__(self, documents: Documents) -> Documents:
         """``documents`` as token ids, in order.
 
-        Raises ``TokenizerError`` if the back-ends are seen to differ, or for an id that the tokenizer does not have.
+        Raises ``TokenizerError`` if the back-ends are seen to differ. Ids are expected to be the tokenizer's.
         """
         ids, offsets = self._completed(documents) if documents.tokens else self._encoded(documents)
-        balance = replace(documents.balance, tokens_in=len(ids))
-        return Documents({}, {"ids": ids}, offsets, documents.origin, balance)
+        read = replace(documents.read, tokens=len(ids))
+        return Documents({}, {"ids": ids}, offsets, documents.origin, read)
+
+    def as_they_are(self, documents: Documents) -> Documents:
+        """Documents that are ids already, with nothing put around them."""
+        return replace(documents, values={}, read=replace(documents.read, tokens=len(documents.ids)))
 
     def _encoded(self, documents: Documents) -> fast.Flat:
         """The ids of texts, with BOS and EOS around each."""
@@ -138,11 +142,6 @@ class Tokenize:
     def _completed(self, documents: Documents) -> fast.Flat:
         """Documents that are ids already, with what would stand around a text where it is missing."""
         ids, offsets = documents.ids, documents.offsets
-        if len(ids) and (largest := int(ids.max())) > self._largest_id:
-            raise TokenizerError(
-                f"a source of token ids holds {largest}, but the tokenizer's ids end at {self._largest_id}: they were "
-                "made with another tokenizer."
-            )
         before, after = self.around
         if len(before) > 1 or len(after) > 1:
             raise TokenizerError(

@@ -59,6 +59,11 @@ class SliceTable:
         return int(self.first_run[-1])
 
     @property
+    def readers(self) -> int:
+        """Most lanes that unpack one file in an epoch."""
+        return int(np.diff(self.first_run).max())
+
+    @property
     def num_chunks(self) -> int:
         """Slices in one epoch; about, where they are not counted."""
         return int(-(-self.pieces.sizes // self.chunk_bytes).sum() if self.slices is None else self.slices.sum())

@@ -51,12 +51,12 @@ class CsvCutter:
         """All records that begin before ``stop``."""
         begin = record = stream.at  # `record`: where the one at hand begins
         kept, whole = bytearray(), 0  # kept[:whole] are whole records
-        too_long = []
+        gaps = []
         for at, data, ends in self._blocks(stream, stop):
             if len(ends):
                 first, last = int(ends[0]), int(ends[-1])
-                if at + first - record > self._most:
-                    too_long.append(record)
+                if (size := at + first - record) > self._most:
+                    gaps.append((record, size))
                     del kept[whole:]
                     kept += data[first:last]
                 else:
@@ -66,9 +66,9 @@ class CsvCutter:
             if len(kept) - whole > self._most:
                 del kept[whole:]
         if stream.at - record > self._most:  # the file's last one, without a line end
-            too_long.append(record)
+            gaps.append((record, stream.at - record))
             del kept[whole:]
-        return Cut(begin, bytes(kept), tuple(too_long))
+        return Cut(begin, bytes(kept), tuple(gaps))
 
     def _blocks(self, stream: Unpacked, stop: int) -> Iterator[tuple[int, bytes, np.ndarray]]:
         """The bytes up to the first end of a record at ``stop`` or behind it, where the stream then stands.
@@ -120,7 +120,7 @@ class CsvCutter:
         header, borders = self._header(chunk.piece), _borders(cut.data)
         if cut.at == 0:
             borders = borders[1:]  # the first record is the header
-        places, sizes = cut.at + borders[:-1], np.diff(borders)
+        places, sizes = cut.places(borders[:-1]), np.diff(borders)
         wanted = header if columns is None or not columns <= {*header} else [n for n in header if n in columns]
         parse = partial(_parsed, header=header, wanted=wanted, delimiter=self._delimiter(chunk.piece))
         try:
@@ -133,7 +133,7 @@ class CsvCutter:
         except pa.ArrowInvalid:
             found, kept, bad = _one_by_one(cut.data, borders, places, self._most, parse)
             places = places[kept]
-        bad += [too_long(place, self._most) for place in cut.too_long]
+        bad += [too_long(place, self._most) for place, _ in cut.too_long]
         columns_of = {name: found.column(i).to_pylist() for i, name in enumerate(wanted)}
         if wanted is header:
             rows = [dict(zip(header, row, strict=True)) for row in zip(*columns_of.values(), strict=True)]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..errors import SourceError
 from .folders import refuse_copies, refuse_revisions, refuse_tables
-from .formats import format_of
+from .formats import check_format, format_of
 from .listing import SHOWN_NAMES, left_out_text, list_files
 from .pattern import Pattern, root_of
 from .sample import sample
@@ -79,14 +79,15 @@ def list_source(name: str, settings: SourceConfig) -> Manifest:
     read, or a folder of which only some files are meant (``folders.py``).
     """
     path = settings.path
-    store, below = place_of(name, path)
+    check_format(name, settings.format)
+    store, below = place_of(name, path, settings.format)
     root = store.root
     found, left_out, tables = list_files(name, path, store, below)
     own = set(names_of_split(name, root, [file.name for file in found], settings.split))
     files = [file for file in found if file.name in own]
     left_out += tuple(LeftOut(file.name, Reason.OTHER_SPLIT) for file in found if file.name not in own)
     names = [file.name for file in files]
-    kind = _format(name, path, root, names)
+    kind = settings.format or _format(name, path, root, names)
     if kind == "parquet":
         refuse_tables(name, root, tables, names)
     refuse_revisions(name, root, names)
@@ -98,14 +99,17 @@ def list_source(name: str, settings: SourceConfig) -> Manifest:
     return Manifest(store, kind, shards, left_out)
 
 
-def place_of(name: str, path: str) -> tuple[Store, Pattern | str]:
-    """What reads the files of ``path``, and the pattern below its root; for a single file its name."""
+def place_of(name: str, path: str, format: str = "") -> tuple[Store, Pattern | str]:
+    """What reads the files of ``path``, and the pattern below its root; for a single file its name.
+
+    ``format``: that of the files, if the source states it.
+    """
     if "://" in path:
         raise SourceError(
             f"source {name!r}: {path!r} is a remote path; this version reads local files only. "
             "Download it first, then give the folder."
         )
-    root, below = root_of(name, path)
+    root, below = root_of(name, path, format)
     return LocalStore(root), below
 
 

@@ -9,8 +9,6 @@ column named ``text.x`` cannot be told apart by path.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import SEEK_END
@@ -21,7 +19,7 @@ import pyarrow.parquet as pq
 
 from ..errors import SourceError
 from .files import Manifest
-from .retry import with_retries
+from .kept import Kept
 from .store import Store
 
 KEPT_BYTES = 16 * 2**20
@@ -36,7 +34,6 @@ class Footer(NamedTuple):
     the process when it is asked for the description of an encrypted column, so this is looked at first.
     """
 
-    version: tuple[int, ...]
     metadata: pq.FileMetaData
     schema: pa.Schema
     leaves: tuple[range, ...]
@@ -44,33 +41,23 @@ class Footer(NamedTuple):
 
 
 class Footers:
-    """The files of one Parquet source. Thread-safe: two threads may parse one footer at once, to no harm."""
+    """The files of one Parquet source. Thread-safe."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._kept: OrderedDict[int, Footer] = OrderedDict()
-        self._kept_bytes = 0
-        self._lock = threading.Lock()
+        self._kept = Kept(manifest, "the footer", self._parsed, _num_bytes, KEPT_BYTES)
 
     def of(self, shard: int) -> Footer:
         """The footer of file ``shard``, parsed again if the file has changed. Raises ``SourceError``."""
-        return with_retries(lambda: self._parsed(shard), self._manifest.path(shard), "the footer")
+        with unreadable(self._manifest.store, self._manifest.shards[shard].name):
+            return self._kept.of(shard)
 
     def _parsed(self, shard: int) -> Footer:
         store, name = self._manifest.store, self._manifest.shards[shard].name
-        with unreadable(store, name):
-            version = store.version(name)
-            with self._lock:
-                footer = self._kept.get(shard)
-                if footer is not None and footer.version == version:
-                    self._kept.move_to_end(shard)
-                    return footer
-            with store.open_for_arrow(name) as source, pq.ParquetFile(source) as file:
-                source.seek(source.size() - 8)
-                signed = int.from_bytes(source.read(4), "little") != file.metadata.serialized_size
-                footer = Footer(version, file.metadata, file.schema_arrow, _leaves(store.path(name), file), signed)
-        self._keep(shard, footer)
-        return footer
+        with unreadable(store, name), store.open_for_arrow(name) as source, pq.ParquetFile(source) as file:
+            source.seek(source.size() - 8)
+            signed = int.from_bytes(source.read(4), "little") != file.metadata.serialized_size
+            return Footer(file.metadata, file.schema_arrow, _leaves(store.path(name), file), signed)
 
     def open(self, shard: int, dictionaries: list[int] | None = None) -> pq.ParquetFile:
         """File ``shard``, open; the leaves ``dictionaries`` are read as dictionaries. Raises ``SourceError``."""
@@ -79,14 +66,10 @@ class Footers:
         with unreadable(store, name):
             return pq.ParquetFile(store.open_for_arrow(name), metadata=footer.metadata, read_dictionary=dictionaries)
 
-    def _keep(self, shard: int, footer: Footer) -> None:
-        with self._lock:
-            before = self._kept.pop(shard, None)
-            self._kept_bytes += footer.metadata.serialized_size - (before.metadata.serialized_size if before else 0)
-            self._kept[shard] = footer
-            while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
-                _, given_up = self._kept.popitem(last=False)
-                self._kept_bytes -= given_up.metadata.serialized_size
+
+def _num_bytes(footer: Footer) -> int:
+    """In its file."""
+    return int(footer.metadata.serialized_size)
 
 
 @contextmanager

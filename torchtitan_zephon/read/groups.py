@@ -10,7 +10,6 @@ import functools
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +22,8 @@ from ..records import Contents
 from . import sizes
 from .files import Manifest
 from .footers import Footer, Footers
-from .ids import is_ids
+from .ids import contents_of, largest_of, mixed
 from .retry import with_retries
-from .sizes import TEXTS
 
 _BATCH_ROWS = 4096
 _BATCH_BYTES = 4 * 2**20
@@ -50,12 +48,13 @@ class Group(NamedTuple):
 class RowGroups:
     """The row groups of one source that have rows, in order of files. Thread-safe.
 
-    ``rows``: int64 [groups]. ``columns``: the names of the columns
-    of every file, empty for one without rows. Raises ``SourceError`` for a file that is not as it must be.
+    ``rows``: int64 [groups]. ``columns``: the names of the columns of every file, empty for one without rows. Raises
+    ``SourceError`` for a file that is not as it must be.
     """
 
     def __init__(self, manifest: Manifest, field: str) -> None:
         self.contents: Contents = "text"
+        self.largest_id: int | None = None
         self.columns: list[tuple[str, ...]] = []
         self._manifest = manifest
         self._field = field
@@ -86,14 +85,12 @@ class RowGroups:
         names = tuple(footer.schema.names)
         self.columns.append(self.columns[-1] if self.columns and self.columns[-1] == names else names)
         path = self._manifest.path(shard)
-        contents = self._contents(path, footer.schema)
+        contents = contents_of(str(path), footer.schema, self._field)
         if not first and contents != self.contents:
-            raise SourceError(
-                f"{str(path)!r}: column {self._field!r} holds {footer.schema.field(self._field).type}, and the files "
-                f"before it {'token ids' if self.contents == 'ids' else 'text'}; a source is one or the other."
-            )
+            raise mixed(str(path), footer.schema, self._field, self.contents)
         self.contents = contents
-        ids = contents == "ids"
+        if ids := contents == "ids":
+            self.largest_id = max(self.largest_id or 0, largest_of(footer.schema.field(self._field).type))
         self._refuse_encrypted(shard, footer, next(g for g, n in enumerate(rows) if n))
         leaf = self._leaf(footer)
         before = np.cumsum([0, *rows]).tolist()
@@ -104,26 +101,6 @@ class RowGroups:
                 about = column.total_uncompressed_size, not ids and column.has_dictionary_page
                 found.append((shard, g, before[g], rows[g], *about, sizes.stated_bytes(column, ids) or 0))
         return np.array(found, dtype=np.int64)
-
-    def _contents(self, path: Path, schema: pa.Schema) -> Contents:
-        """What the column holds; ``SourceError`` if it is neither."""
-        if self._field not in schema.names:
-            raise SourceError(
-                f"{str(path)!r} has no column {self._field!r}; its columns: "
-                f'{", ".join(map(repr, schema.names))}. Name the text column with `field = "..."`.'
-            )
-        if schema.names.count(self._field) > 1:
-            raise SourceError(f"{str(path)!r} has {schema.names.count(self._field)} columns named {self._field!r}.")
-        kind = schema.field(self._field).type
-        text = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if str(text) in TEXTS:
-            return "text"
-        if not is_ids(kind):
-            raise SourceError(
-                f"{str(path)!r}: column {self._field!r} holds {kind}, neither text (string) nor token ids (list, "
-                "large_list or fixed_size_list of integers)."
-            )
-        return "ids"
 
     def _refuse_encrypted(self, shard: int, footer: Footer, group: int) -> None:
         path = self._manifest.path(shard)

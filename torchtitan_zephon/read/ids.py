@@ -1,15 +1,69 @@
-"""Columns of token ids: Arrow arrays of lists of integers, as numpy arrays, without a Python object a token."""
+"""The types that the trained column of a table may have: texts, or lists of token ids; ids as numpy arrays, without a
+Python object a token."""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
 
+from ..errors import SourceError
+from ..records import Contents
+
+TEXTS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+"""Types of text, and of bytes that may hold UTF-8; as words, since older versions of pyarrow have no views."""
+_LISTS = ("list<", "large_list<", "fixed_size_list<", "list_view<", "large_list_view<")
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds texts, maybe each only once."""
+    return str(kind.value_type if pa.types.is_dictionary(kind) else kind) in TEXTS
+
 
 def is_ids(kind: pa.DataType) -> bool:
     """Whether a column of this type holds lists of integers."""
-    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(of(kind) for of in lists) and pa.types.is_integer(kind.value_type)
+    return str(kind).startswith(_LISTS) and pa.types.is_integer(kind.value_type)
+
+
+def readable(texts: pa.Array) -> pa.Array:
+    """Texts that are stored as bytes, as texts, without a copy; any other array as it is."""
+    if isinstance(texts, pa.DictionaryArray):
+        found = readable(texts.dictionary)
+        return texts if found is texts.dictionary else pa.DictionaryArray.from_arrays(texts.indices, found, safe=False)
+    kind = str(texts.type)
+    return texts.view(pa.type_for_alias(kind.replace("binary", "string"))) if kind in TEXTS[3:] else texts
+
+
+def largest_of(kind: pa.DataType) -> int:
+    """The largest id that lists of this type can hold."""
+    return int(np.iinfo(str(kind.value_type)).max)
+
+
+def contents_of(path: str, schema: pa.Schema, field: str) -> Contents:
+    """What the column ``field`` of a file holds; ``SourceError`` for neither text nor ids, and for two columns."""
+    if field not in schema.names:
+        raise SourceError(
+            f"{path!r} has no column {field!r}; its columns: {', '.join(map(repr, schema.names))}. Name the text "
+            'column with `field = "..."`.'
+        )
+    if (count := schema.names.count(field)) > 1:
+        raise SourceError(f"{path!r} has {count} columns named {field!r}.")
+    kind = schema.field(field).type
+    if is_text(kind):
+        return "text"
+    if not is_ids(kind):
+        raise SourceError(
+            f"{path!r}: column {field!r} holds {kind}, neither text (string, or binary in UTF-8) nor token ids (a list "
+            "of integers)."
+        )
+    return "ids"
+
+
+def mixed(path: str, schema: pa.Schema, field: str, others: Contents) -> SourceError:
+    """The error for a file whose column does not hold what those of the ``others`` do."""
+    return SourceError(
+        f"{path!r}: column {field!r} holds {schema.field(field).type}, and the files before it "
+        f"{'token ids' if others == 'ids' else 'text'}; a source is one or the other."
+    )
 
 
 def numbers(array: pa.Array) -> np.ndarray:
@@ -33,6 +87,8 @@ def list_lengths(lists: pa.Array) -> np.ndarray:
     """Values in each list, int64 [rows]; a null counts what lies in its place."""
     if pa.types.is_fixed_size_list(lists.type):
         return np.full(len(lists), lists.type.list_size, np.int64)
+    if "list_view<" in str(lists.type):
+        return numbers(lists.sizes).astype(np.int64)
     return np.diff(numbers(lists.offsets).astype(np.int64))
 
 

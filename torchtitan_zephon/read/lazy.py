@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..bad_records import BadRecord, Unreadable
+from .sizes import value_bytes
 
 
 class _Unread:
@@ -32,15 +33,19 @@ _UNREAD = _Unread()
 class Columns:
     """The columns of one chunk's records. ``load`` reads one that is not among ``arrays``; one thread uses both.
 
-    ``places``: int64 [records].
+    ``places``: int64 [records]. ``most_bytes``: that a text may have.
     """
 
     def __init__(
-        self, arrays: dict[str, list[pa.Array]], load: Callable[[str], list[pa.Array]], places: np.ndarray
+        self,
+        arrays: dict[str, list[pa.Array]],
+        load: Callable[[str], list[pa.Array]],
+        places: np.ndarray,
+        most_bytes: int,
     ) -> None:
         self._arrays = arrays
         self._load = load
-        self._places = places
+        self._places, self._most_bytes = places, most_bytes
         self._values: dict[str, list[Any]] = {}
 
     def value(self, name: str, row: int) -> Any:
@@ -56,18 +61,34 @@ class Columns:
         """All values; a ``BadRecord`` in place of each that cannot be had."""
         arrays = self._arrays.pop(name, None)
         try:
-            return decoded(name, self._load(name) if arrays is None else arrays, self._places)
+            return decoded(name, self._load(name) if arrays is None else arrays, self._places, self._most_bytes)
         except Unreadable as error:
             return [error.bad] * len(self._places)
 
 
-def decoded(name: str, arrays: list[pa.Array], places: np.ndarray) -> list[Any]:
-    """The values of column ``name``; a ``BadRecord`` in place of each that has no form in Python."""
+def decoded(name: str, arrays: list[pa.Array], places: np.ndarray, most_bytes: int) -> list[Any]:
+    """The values of column ``name``; a ``BadRecord`` in place of each that has no form in Python, or is too large."""
+    large = are_large(arrays, most_bytes)
     try:
-        return [value for array in arrays for value in array.to_pylist()]
+        if not large.any():
+            return [value for array in arrays for value in array.to_pylist()]
     except Exception:  # Arrow has no one class for these: it passes on what `datetime`, `zoneinfo` or a codec raise
-        scalars = (scalar for array in arrays for scalar in array)
-        return [_value(name, scalar, place) for scalar, place in zip(scalars, places.tolist(), strict=True)]
+        pass
+    scalars = (scalar for array in arrays for scalar in array)
+    return [
+        too_large(name, place, most_bytes) if is_large else _value(name, scalar, place)
+        for scalar, place, is_large in zip(scalars, places.tolist(), large.tolist(), strict=True)
+    ]
+
+
+def are_large(arrays: list[pa.Array], most_bytes: int) -> np.ndarray:
+    """Which values have more than ``most_bytes``: bool [rows]."""
+    return np.concatenate([np.zeros(0, bool), *(value_bytes(array) > most_bytes for array in arrays)])
+
+
+def too_large(name: str, place: int, most_bytes: int) -> BadRecord:
+    """The record at ``place``, whose column ``name`` is too large."""
+    return BadRecord("size", place, f"column {name!r} holds more than max_record_bytes = {most_bytes:,} bytes")
 
 
 def _value(name: str, scalar: pa.Scalar, place: int) -> Any:

@@ -39,7 +39,7 @@ def take_lines(stream: Unpacked, stop: int, most: int) -> Cut:
             parts.append(rest)
         if end:
             break
-    return Cut(at, b"".join(parts), (at + begun,) if length > most else ())
+    return Cut(at, b"".join(parts), ((at + begun, length),) if length > most else ())
 
 
 def too_long(place: int, most: int) -> BadRecord:

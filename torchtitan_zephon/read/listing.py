@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import SourceError
-from .formats import FORMATS, SUFFIXES
+from .formats import formats, own_suffixes, suffixes
 from .packings import PACKINGS
 from .pattern import Pattern
 from .store import Store
@@ -44,17 +44,17 @@ def list_files(source: str, path: str, store: Store, below: Pattern | str) -> Li
         more = f" There are {len(problems) - 1:,} more such names." * (len(problems) > 1)
         raise SourceError(f"source {source!r}: {str(store.root / problems[0][0])!r} {problems[0][1]}{more}")
     if walk.packed:
-        titles = ", ".join(of.title for of in FORMATS.values() if of.cutter)
-        suffixes = ", ".join(packing.suffix for packing in PACKINGS)
+        titles = ", ".join(of.title for of in formats().values() if of.cutter)
+        packings = ", ".join(packing.suffix for packing in PACKINGS)
         raise SourceError(
             f"source {source!r}: {min(walk.packed)!r} is compressed in a way that is not read ({len(walk.packed)} such "
-            f"files at {path!r}). Files of {titles} may be packed as {suffixes}, others not. Unpack them, or convert "
+            f"files at {path!r}). Files of {titles} may be packed as {packings}, others not. Unpack them, or convert "
             "them to Parquet."
         )
     files, second = once(files)
     left_out = tuple(sorted([*walk.left_out, *second], key=lambda left: left.name.encode("utf-8", "surrogateescape")))
     if not files:
-        raise _nothing(source, path, left_out)
+        raise _nothing(source, path, below.format if isinstance(below, Pattern) else "", left_out)
     return Listing(files, left_out, walk.tables)
 
 
@@ -102,7 +102,7 @@ def _named_in_utf8(walk: Walk, file: File) -> File:
     return file._replace(name=name)
 
 
-def _nothing(source: str, path: str, left_out: tuple[LeftOut, ...]) -> SourceError:
+def _nothing(source: str, path: str, format: str, left_out: tuple[LeftOut, ...]) -> SourceError:
     types = [left.name for left in left_out if left.reason is Reason.OTHER_TYPE]
     kinds = sorted({Path(name).suffix or Path(name).name for name in types})[:8]
     others = tuple(left for left in left_out if left.reason is not Reason.OTHER_TYPE)
@@ -111,9 +111,16 @@ def _nothing(source: str, path: str, left_out: tuple[LeftOut, ...]) -> SourceErr
     ways = []
     if ".json" in kinds:
         ways.append(" A .json file with one record a line is read if the path names it, as in FOLDER/*.json.")
+    if not format:
+        ways += [
+            f" A {kind} file is read with {' or '.join(stated)}, which its ending does not say."
+            for kind in kinds
+            if (stated := [f'format = "{name}"' for name, of in formats().items() if kind in of.stated_suffixes])
+        ]
     if any(left.reason is Reason.FOLDER for left in others):
         ways.append(" To read what is in a folder that a glob matches, add /** to the glob.")
+    found_text = "; ".join(found) or "it is empty"
+    endings = ", ".join(sorted(own_suffixes(format)) if format else suffixes())
     return SourceError(
-        f"source {source!r}: no {', '.join(SUFFIXES)} file at {path!r} ({'; '.join(found) or 'it is empty'})."
-        + "".join(ways)
+        f"source {source!r}: no data file at {path!r} ({found_text}). Data files end in {endings}.{''.join(ways)}"
     )

@@ -23,7 +23,7 @@ import numpy as np
 from ..bad_records import BadRecord, Sifted
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
-from ..records import RECORD, Balance, Contents, Documents, origin_of
+from ..records import RECORD, Contents, Documents, origin_of
 from .files import Manifest
 
 FEW_FILES = 4096
@@ -34,7 +34,9 @@ OPEN_FILES = 64
 class FileReader(Protocol):
     """What a single file is read with. ``rows``: of each of its pieces, int64 [pieces]; none if the file has no row."""
 
+    manifest: Manifest
     contents: Contents
+    largest_id: int | None
 
     @property
     def rows(self) -> np.ndarray: ...
@@ -64,21 +66,23 @@ class ManyFiles:
         self._open: OrderedDict[int, _File] = OrderedDict()
         self._lock = threading.Lock()
         self._bytes = np.array([shard.num_bytes for shard in manifest.shards], np.int64)
-        self.contents, self._sizes = self._planned()
+        sampled = self._sampled()
+        self.contents, self.largest_id = sampled[0].reader.contents, sampled[0].reader.largest_id
+        text = sum(int(file.reader.pieces().sizes.sum()) for file in sampled)
+        of_bytes = sum(file.reader.manifest.shards[0].num_bytes for file in sampled)
+        self._sizes = np.maximum(1, self._bytes * text // of_bytes)
 
-    def _planned(self) -> tuple[Contents, np.ndarray]:
-        """What the source holds, and planned bytes of every file, int64 [files]: by a sample of the files."""
+    def _sampled(self) -> list[_File]:
+        """Some of the files that have rows, from all over the source."""
         count = len(self.manifest.shards)
         sampled = [(2 * k + 1) * count // (2 * SAMPLED_FILES) for k in range(SAMPLED_FILES)]
-        found = {shard: file.reader for shard in sampled if (file := self._opened(shard)).rows}
+        found = [file for shard in sampled if (file := self._opened(shard)).rows]
         if not found:
             raise SourceError(
                 f"none of {SAMPLED_FILES} files that were looked at, of the {count:,} in {str(self.manifest.root)!r}, "
                 "has a row."
             )
-        text = sum(int(reader.pieces().sizes.sum()) for reader in found.values())
-        sizes = np.maximum(1, self._bytes * text // int(self._bytes[list(found)].sum()))
-        return next(iter(found.values())).contents, sizes
+        return found
 
     def pieces(self) -> Pieces:
         """One piece a file; its units are bytes of the file."""
@@ -103,22 +107,16 @@ class ManyFiles:
         """The records of ``chunk``, or these columns of them, as the reader of the file gives them."""
         file, units = self._file(chunk.piece), int(self._bytes[chunk.piece])
         row, stop = (unit * file.rows // units for unit in (chunk.start, chunk.stop))
-        found: Documents | None = None
-        balance, bad = Balance(), list[BadRecord]()
+        found, bad = self._nothing(chunk, columns), list[BadRecord]()
         while row < stop:
             piece = int(np.searchsorted(file.ends, row, side="right"))
             end, before = int(file.ends[piece]), int(file.ends[piece]) - int(file.reader.rows[piece])
             part = chunk._replace(piece=piece, start=row - before, stop=min(stop, end) - before)
-            documents, worse = file.reader.read(part, columns)
-            balance.add(documents.balance)
-            bad += worse
-            found = documents if found is None else Documents.join(found, documents)
-            row = min(stop, end)
-        if found is None:
-            return self._nothing(chunk, columns), bad
+            documents, more = file.reader.read(part, columns)
+            found, bad, row = Documents.join(found, documents), bad + more, min(stop, end)
         origin = found.origin.copy()
         origin[:, 1] = chunk.piece
-        return replace(found, origin=origin, balance=balance), bad
+        return replace(found, origin=origin), bad
 
     def _nothing(self, chunk: Chunk, columns: frozenset[str] | None) -> Documents:
         """What is read of no rows."""

@@ -37,11 +37,11 @@ class Listing:
     def __init__(self) -> None:
         self._found: list[tuple[str, Manifest]] = []
 
-    def __call__(self, name: str, settings: SourceConfig) -> Source:
+    def __call__(self, name: str, settings: SourceConfig, max_record_bytes: int) -> Source:
         """The source ``name``. Raises ``SourceError``."""
         manifest = list_source(name, settings)
         self._found.append((name, manifest))
-        return source_of(name, settings, manifest)
+        return source_of(name, settings, max_record_bytes, manifest)
 
     def text(self) -> str:
         """All lists, in the order in which the sources were opened."""
@@ -58,7 +58,7 @@ class TakenListing:
         for name, kind, *columns in json.loads(zlib.decompress(base64.b64decode(text))):
             self._lists[name].append((kind, tuple(map(Shard, *columns))))
 
-    def __call__(self, name: str, settings: SourceConfig) -> Source:
+    def __call__(self, name: str, settings: SourceConfig, max_record_bytes: int) -> Source:
         """The source ``name``, at the path that this rank has for it. Raises ``SourceError``."""
         if not self._lists[name]:
             raise SourceError(
@@ -66,8 +66,9 @@ class TakenListing:
                 "source. Start all ranks with the same job and overrides."
             )
         kind, shards = self._lists[name].popleft()
-        store, _ = place_of(name, settings.path)
-        return source_of(name, settings, Manifest(ProvedStore(name, store, shards, self._rank), kind, shards))
+        store, _ = place_of(name, settings.path, settings.format)
+        manifest = Manifest(ProvedStore(name, store, shards, self._rank), kind, shards)
+        return source_of(name, settings, max_record_bytes, manifest)
 
 
 class ProvedStore:

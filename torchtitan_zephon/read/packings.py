@@ -11,11 +11,13 @@ from __future__ import annotations
 import bz2
 import lzma
 import sys
+import weakref
 import zlib
 from collections.abc import Callable
 from typing import BinaryIO, NamedTuple, Protocol
 
 from ..errors import SourceError
+from .members import Peek, Sizes, gzip_sizes, zstd_sizes
 
 BLOCK_BYTES = 128 * 1024
 WINDOW_LOG = 27
@@ -39,7 +41,7 @@ class Decoder(Protocol):
 class Packing(NamedTuple):
     """``magic``: how each of its members begins. ``member``: what one is called. ``padded``: zeros may follow one.
 
-    ``test``: the command that says whether a file is whole.
+    ``test``: the command that says whether a file is whole. ``sizes``: those of a member, where it states them.
     """
 
     title: str
@@ -49,6 +51,7 @@ class Packing(NamedTuple):
     decoder: Callable[[], Decoder]
     padded: bool
     test: str
+    sizes: Callable[[Peek, int], Sizes | None] = lambda peek, most: None
 
 
 class _Gunzip:
@@ -90,8 +93,8 @@ def _unxz() -> Decoder:
 
 
 PACKINGS = (
-    Packing("gzip", ".gz", b"\x1f\x8b", "member", _Gunzip, True, "gzip -t"),
-    Packing("zstd", ".zst", b"\x28\xb5\x2f\xfd", "frame", _unzstd, False, "zstd -t"),
+    Packing("gzip", ".gz", b"\x1f\x8b", "member", _Gunzip, True, "gzip -t", gzip_sizes),
+    Packing("zstd", ".zst", b"\x28\xb5\x2f\xfd", "frame", _unzstd, False, "zstd -t", zstd_sizes),
     Packing("bzip2", ".bz2", b"BZh", "stream", bz2.BZ2Decompressor, False, "bzip2 -t"),
     Packing("xz", ".xz", b"\xfd7zXZ\x00", "stream", _unxz, True, "xz -t"),
 )
@@ -101,14 +104,18 @@ _SKIPPABLE = bytes(range(0x50, 0x60))
 
 def packing_of(name: str) -> Packing | None:
     """The packing that the ending of ``name`` says, or None."""
-    lower = name.lower()
+    lower = _in_full(name).lower()
     return next((packing for packing in PACKINGS if lower.endswith(packing.suffix)), None)
 
 
 def unpacked_name(name: str) -> str:
     """``name`` without the ending of its packing."""
     packing = packing_of(name)
-    return name if packing is None else name[: -len(packing.suffix)]
+    return name if packing is None else _in_full(name)[: -len(packing.suffix)]
+
+
+def _in_full(name: str) -> str:
+    return f"{name[:-4]}.tar.gz" if name.lower().endswith(".tgz") else name
 
 
 class Entry(NamedTuple):
@@ -146,6 +153,7 @@ class PlainStream:
 
     def __init__(self, file: BinaryIO, path: str, num_bytes: int, at: int) -> None:
         self._file, self.path, self._num_bytes, self.at = file, path, num_bytes, at
+        weakref.finalize(self, file.close)
         file.seek(at)
 
     def read(self, most: int) -> bytes:
@@ -166,15 +174,13 @@ class PlainStream:
     def entry(self) -> Entry:
         return Entry(self.at, self.at)
 
-    def __del__(self) -> None:
-        self._file.close()
-
 
 class PackedStream:
     """What is in a packed file, member by member."""
 
     def __init__(self, file: BinaryIO, path: str, num_bytes: int, packing: Packing, entry: Entry) -> None:
         self._file, self.path, self._num_bytes, self._packing = file, path, num_bytes, packing
+        weakref.finalize(self, file.close)
         self.at, self._packed, self._decoded = entry.unpacked, entry.packed, entry.unpacked
         self._entries = [entry]
         """Where members began; all but the last before ``at`` may be forgotten."""
@@ -193,16 +199,38 @@ class PackedStream:
         self.at -= len(data)
 
     def skip(self, to: int) -> None:
-        while self.at < to and self.read(min(to - self.at, BLOCK_BYTES)):
+        while self.at < to and (self._jumped(to) or self.read(min(to - self.at, BLOCK_BYTES))):
             pass
+
+    def _jumped(self, to: int) -> bool:
+        """Pass over the member that begins here without unpacking it, if it ends before ``to`` or there."""
+        if self._decoder is not None or self._back or self._begun() is None:
+            return False
+        begin = self._packed - len(self._input)
+
+        def peek(offset: int, size: int) -> bytes:
+            if offset + size <= len(self._input):
+                return self._input[offset : offset + size]
+            self._file.seek(begin + offset)
+            return self._file.read(size)
+
+        sizes = self._packing.sizes(peek, to - self.at)
+        if sizes is None or begin + sizes.packed > self._num_bytes:
+            self._file.seek(self._packed)
+            return False
+        self._decoder = None
+        self._input = self._input[sizes.packed :]
+        if not self._input:
+            self._packed = begin + sizes.packed
+        self._file.seek(self._packed)
+        self._decoded += sizes.unpacked
+        self.at = self._decoded
+        return True
 
     def entry(self) -> Entry:
         before = [entry for entry in self._entries if entry.unpacked < self.at] or self._entries[:1]
         self._entries = self._entries[len(before) - 1 :]
         return before[-1]
-
-    def __del__(self) -> None:
-        self._file.close()
 
     def _decode(self, most: int) -> bytes:
         """The next bytes of the decoder; none behind the last member."""

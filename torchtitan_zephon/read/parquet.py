@@ -10,23 +10,20 @@ chunk.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
-from ..bad_records import BadRecord, Sifted, Unreadable, without
+from ..bad_records import Sifted
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
-from ..records import RECORD, Contents, Documents, origin_of
+from ..records import Contents, origin_of
 from .files import Manifest
 from .groups import RowGroups
-from .ids import laid_out
-from .lazy import Columns, decoded, lazy_records
 from .many_files import FEW_FILES, ManyFiles
 from .open_streams import OpenStreams
-from .retry import with_retries
 from .settings import SourceConfig
+from .table import Decoder
 
 OPEN_STREAMS = 64
 _BATCH_ROWS = 256
@@ -35,15 +32,14 @@ _BATCH_ROWS = 256
 class ParquetReader:
     """Reads the chunks of one Parquet source. Thread-safe: a stream is used by one thread at a time."""
 
-    def __init__(self, manifest: Manifest, settings: SourceConfig) -> None:
+    def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
         self.manifest = manifest
-        self._field = settings.field
+        self._field = settings.text.fields[0]
         self._groups = RowGroups(manifest, self._field)
         self.contents: Contents = self._groups.contents
-        self._asked = frozenset({self._field})
-        """Columns that functions asked for; they are read together from then on. A note that two threads write at once
-        may be lost, and is made again."""
-        self._streams = OpenStreams[tuple[int, tuple[str, ...]], _Rows](OPEN_STREAMS)
+        self.largest_id = self._groups.largest_id
+        self._decoder = Decoder(self._field, self.contents, max_record_bytes)
+        self._streams = OpenStreams[tuple[int, tuple[str, ...]], _Stream](OPEN_STREAMS)
 
     @property
     def rows(self) -> np.ndarray:
@@ -75,66 +71,23 @@ class ParquetReader:
 
         Whole records have all columns of the file; those that nobody asked for before are read when they are.
         """
-        if columns is None:
-            return self._lazy_records(chunk), []
-        names = tuple(name for name in self._groups.columns[self.shard_of(chunk.piece)] if name in columns)
-        batches, places = self._batches(chunk, names)
-        documents, bad = Documents.of_values({}, self._origin(chunk, places)), list[BadRecord]()
-        for i, name in enumerate(names):
-            arrays = [batch.column(i) for batch in batches]
-            if name == self._field and self.contents == "ids":
-                ids, offsets, nulls = laid_out(arrays)
-                documents = replace(documents, tokens={"ids": ids}, offsets=offsets)
-                problem = f"field {name!r} is null, or holds one"
-                bad += [BadRecord("ids", place, problem) for place in places[nulls].tolist()]
-            else:
-                documents.values[name] = decoded(name, arrays, places)
-                bad += [value for value in documents.values[name] if type(value) is BadRecord]
-        return without(documents, bad), bad
+        return self._decoder.documents(_Rows(self, chunk), columns)
 
-    def _origin(self, chunk: Chunk, places: np.ndarray) -> np.ndarray:
-        return origin_of(chunk.source, self.shard_of(chunk.piece), places)
+    def columns_of(self, chunk: Chunk) -> tuple[str, ...]:
+        """The names of all columns of the chunk's file."""
+        return self._groups.columns[self.shard_of(chunk.piece)]
 
-    def _lazy_records(self, chunk: Chunk) -> Documents:
-        names = self._groups.columns[self.shard_of(chunk.piece)]
-        asked = [name for name in names if name in self._asked]
-        columns = tuple(name for name in asked if asked.count(name) == 1)
-        try:
-            batches, places = self._batches(chunk, columns)
-        except SourceError:  # of a column that this chunk's functions may not ask for
-            columns = (self._field,)
-            batches, places = self._batches(chunk, columns)
-        arrays = {name: [batch.column(i) for batch in batches] for i, name in enumerate(columns)}
-        found = Columns(arrays, lambda name: self._one_column(chunk, name, places), places)
-        records = lazy_records(names, found, len(places))
-        return Documents.of_values({RECORD: list(records)}, self._origin(chunk, places))
+    def places_of(self, chunk: Chunk) -> np.ndarray:
+        """The numbers of its rows in the file: int64 [rows]."""
+        first = self._groups.at(chunk.piece).first
+        return np.arange(first + chunk.start, first + chunk.stop, dtype=np.int64)
 
-    def _one_column(self, chunk: Chunk, name: str, places: np.ndarray) -> list[pa.Array]:
-        """Column ``name`` of ``chunk``, which a function has asked for; from now on it is read with the others."""
-        what, first = f"column {name!r} of rows {places[0]} to {places[-1]}", int(places[0])
-        if (count := self._groups.columns[self.shard_of(chunk.piece)].count(name)) > 1:
-            problem = f"{what}: there are {count} columns of this name, so a function can have none"
-            raise Unreadable(BadRecord("column", first, problem))
-        try:
-            path = self.manifest.path(self.shard_of(chunk.piece))
-            batches, _ = with_retries(lambda: self._batches(chunk, (name,), keep=False), path, what)
-        except SourceError as error:
-            cause = error.__cause__
-            if cause is None or getattr(cause, "errno", None) is not None:
-                raise  # the file and not the column
-            problem = f"{what} cannot be read, and a function asks for it: {cause}"
-            raise Unreadable(BadRecord("column", first, problem)) from cause
-        self._asked |= {name}
-        return [batch.column(0) for batch in batches]
-
-    def _batches(
-        self, chunk: Chunk, columns: tuple[str, ...], keep: bool = True
-    ) -> tuple[list[pa.RecordBatch], np.ndarray]:
-        """The rows of ``chunk`` and their numbers in the file; the stream stays open for the next rows if ``keep``."""
+    def batches(self, chunk: Chunk, columns: tuple[str, ...], keep: bool) -> list[pa.RecordBatch]:
+        """The rows of ``chunk``; the stream stays open for the next rows if ``keep``."""
         at, what, wanted = self._groups.at(chunk.piece), (chunk.piece, columns), chunk.stop - chunk.start
         with self._groups.errors_at(at):
             held = self._streams.take(what, chunk.start)
-            row, rows = held or (0, _Rows(self._groups.batches(at, columns, _BATCH_ROWS)))
+            row, rows = held or (0, _Stream(self._groups.batches(at, columns, _BATCH_ROWS)))
             for _ in rows.next(chunk.start - row):
                 pass
             batches = list(rows.next(wanted))
@@ -142,7 +95,7 @@ class ParquetReader:
             raise self._groups.ends_early(at)
         if keep and chunk.stop < at.rows:
             self._streams.put(what, chunk.stop, rows)
-        return batches, np.arange(at.first + chunk.start, at.first + chunk.stop, dtype=np.int64)
+        return batches
 
     def span(self, chunk: Chunk) -> str:
         """In words, where in its shard a chunk lies."""
@@ -154,14 +107,29 @@ class ParquetReader:
         return f"row {place}"
 
 
-def parquet_reader(manifest: Manifest, settings: SourceConfig) -> ParquetReader | ManyFiles:
+def parquet_reader(manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> ParquetReader | ManyFiles:
     """What reads a Parquet source: with all footers read at the start, or with none where there are very many files."""
     if len(manifest.shards) <= FEW_FILES:
-        return ParquetReader(manifest, settings)
-    return ManyFiles(manifest, lambda one: ParquetReader(one, settings))
+        return ParquetReader(manifest, settings, max_record_bytes)
+    return ManyFiles(manifest, lambda one: ParquetReader(one, settings, max_record_bytes))
 
 
 class _Rows:
+    """The rows of a chunk (``table.Rows``)."""
+
+    def __init__(self, reader: ParquetReader, chunk: Chunk) -> None:
+        self._reader, self._chunk = reader, chunk
+        shard = reader.shard_of(chunk.piece)
+        self.path = str(reader.manifest.path(shard))
+        self.names = reader.columns_of(chunk)
+        self.origin = origin_of(chunk.source, shard, reader.places_of(chunk))
+
+    def batches(self, columns: tuple[str, ...], alone: bool = False) -> list[pa.RecordBatch]:
+        """As ``table.Rows``."""
+        return self._reader.batches(self._chunk, columns, keep=not alone)
+
+
+class _Stream:
     """The rows of a stream of batches, any number at a time."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:

@@ -14,28 +14,39 @@ import stat
 from pathlib import Path
 
 from ..errors import SourceError
-from .formats import NAMED_SUFFIXES
+from .formats import format_of, may_be, own_suffixes, suffix_of
 
 States = frozenset[int]
 """How far a pattern has matched on the way to a folder: numbers of the parts that may match a name in it."""
 
 
 class Pattern:
-    """The parts of a glob below its root. ``named_suffixes``: those that its last part ends in, so these are meant."""
+    """The parts of a glob below its root. ``format``: what the files are; '' if their endings say it."""
 
-    def __init__(self, parts: tuple[str, ...]) -> None:
+    def __init__(self, parts: tuple[str, ...], format: str = "") -> None:
         if parts[-1] == "**":  # everything below, as in Python's glob
             parts = (*parts, "*")
         self.parts = parts
+        self.format = format
         endings = parts[-1].lower().split(".")[1:][-2:]  # of c4.json.gz both
-        self.named_suffixes = NAMED_SUFFIXES.keys() & {f".{ending}" for ending in endings}
+        self._named = {f".{ending}" for ending in endings}
         self._last = len(parts) - 1
         self._matches = [re.compile(fnmatch.translate(part)).match for part in parts]
 
     @classmethod
-    def of_name(cls, name: str) -> Pattern:
+    def of_name(cls, name: str, format: str = "") -> Pattern:
         """The pattern of one file, whatever letters its name has."""
-        return cls((glob.escape(name),))
+        return cls((glob.escape(name),), format)
+
+    def kind(self, name: str) -> str | None:
+        """The format of a file that this pattern takes, by its name; None for another type.
+
+        Where the format is stated, a folder gives the files with its endings, and a glob or a file all that it names.
+        """
+        if not self.format:
+            return format_of(name, self._named)
+        own = self.parts[-1] != "*" or suffix_of(name) in own_suffixes(self.format)
+        return self.format if own and may_be(name, self.format) else None
 
     def start(self) -> States:
         """The parts that may match a name in the root."""
@@ -82,7 +93,7 @@ def hidden(name: str) -> bool:
     return name[0] in "._" or name == SYSTEM_FOLDER
 
 
-def root_of(source: str, path: str) -> tuple[Path, Pattern | str]:
+def root_of(source: str, path: str, format: str = "") -> tuple[Path, Pattern | str]:
     """The root of ``path``, and the pattern below it; for a single file its name.
 
     A part that exists as it is written is taken as it is, whatever letters it has: ``run[1]/*.jsonl`` begins in the
@@ -95,9 +106,10 @@ def root_of(source: str, path: str) -> tuple[Path, Pattern | str]:
     try:
         given = Path(path).expanduser()
         if _is_folder(given):
-            return given.resolve(), Pattern(EVERYTHING)
+            return given.resolve(), Pattern(EVERYTHING, format)
         if _is_there(given):
-            return given.parent.resolve(), given.name  # not resolved: a link's own name says the format
+            name = Pattern.of_name(given.name, format) if format else given.name
+            return given.parent.resolve(), name  # not resolved: a link's own name says the format
         fixed = _fixed(given)
         root = Path(*given.parts[:fixed])
         parts = given.parts[fixed:]
@@ -107,7 +119,7 @@ def root_of(source: str, path: str) -> tuple[Path, Pattern | str]:
             raise _missing(source, path, given, root)
         if ".." in parts:
             raise SourceError(f"source {source!r}: {path!r} has '..' behind a wildcard; write the path without it.")
-        return root.resolve(), Pattern(parts)
+        return root.resolve(), Pattern(parts, format)
     except OSError as error:
         raise SourceError(f"source {source!r}: {path!r} cannot be read: {error.strerror}.") from None
     except RuntimeError as error:  # no such home folder

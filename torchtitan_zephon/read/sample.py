@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ..errors import SourceError
 from ..progress import Progress
+from .formats import formats, other_format
 from .packings import PACKINGS, packing_of, wrong_packing
 from .retry import with_retries
 from .store import Store
@@ -105,6 +106,8 @@ def _problem(kind: str, name: str, head: bytes) -> str | None:
             return f"is a pointer {what}, which puts the file itself in its place."
     if problem := wrong_packing(name, head):
         return problem
+    if other := other_format(kind, head):
+        return f"begins with {head[:8]!r}, as {other} does: it is not of the format {formats()[kind].title}."
     packed = next((packing for packing in PACKINGS if head.startswith(packing.magic)), None)
     if kind == "jsonl" and packed is not None and packing_of(name) is None:
         return f"is packed with {packed.title}, and its name does not say so. Let it end in {packed.suffix!r}."

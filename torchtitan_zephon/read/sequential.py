@@ -7,6 +7,8 @@ file by file; parsing is a pure function of what was cut, for any worker.
 
 from __future__ import annotations
 
+import itertools
+import time
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,17 +24,26 @@ PACKED = 4
 """What a packed file is taken to hold, times its size. It decides the size of slices of a small source, and an epoch's
 length where one is shown; the mixture counts what is read."""
 OPEN_STREAMS = 64
+LOOK_BYTES = 2**24
+MOST_UNPACKED = 2**62
 
 
 class Cut(NamedTuple):
     """Whole records as they lie in a file: ``data`` from unpacked byte ``at`` on.
 
-    ``too_long``: the places of records that are left out, as they are longer than a record may be.
+    ``too_long``: places and sizes of records that are left out of it, as they are longer than a record may be.
     """
 
     at: int
     data: bytes
-    too_long: tuple[int, ...] = ()
+    too_long: tuple[tuple[int, int], ...] = ()
+
+    def places(self, offsets: np.ndarray) -> np.ndarray:
+        """The unpacked bytes that lie at ``offsets`` of ``data``; both int64 [records]."""
+        found: np.ndarray = self.at + offsets
+        for place, size in self.too_long:
+            found[found >= place] += size
+        return found
 
 
 class Cutter(Protocol):
@@ -59,6 +70,8 @@ class Cutter(Protocol):
 class SequentialReader:
     """Reads the slices of one source. Thread-safe: a stream is used by one thread at a time."""
 
+    largest_id: int | None = None
+
     def __init__(self, manifest: Manifest, cutter: Cutter) -> None:
         self.manifest, self.cutter = manifest, cutter
         self.contents = cutter.contents
@@ -83,9 +96,22 @@ class SequentialReader:
     def length(self, piece: int) -> int:
         """Unpacked bytes of a file, found by unpacking it."""
         stream = self.open(piece, Entry(0, 0))
-        while stream.read(BLOCK_BYTES):
-            pass
+        stream.skip(MOST_UNPACKED)
         return stream.at
+
+    def restore_seconds(self) -> float:
+        """About how long it takes to go on anywhere in the largest file: unpacking from the place before that can be
+        entered. Measured on the file's first ``LOOK_BYTES``."""
+        shards = self.manifest.shards
+        piece = max(range(len(shards)), key=lambda p: shards[p].num_bytes)
+        stream, entries, began = self.open(piece, Entry(0, 0)), {Entry(0, 0)}, time.process_time()
+        while stream.at < LOOK_BYTES and stream.read(BLOCK_BYTES):
+            entries.add(stream.entry())
+        seconds = (time.process_time() - began) / max(1, stream.at)
+        places = sorted(entry.unpacked for entry in entries)
+        if len(places) > 1:
+            return seconds * max(b - a for a, b in itertools.pairwise(places))
+        return seconds * int(self.pieces().sizes[piece])
 
     def around(self, piece: int, unit: int, num_bytes: int) -> tuple[int, int]:
         """The records that begin in ``num_bytes`` unpacked bytes from ``unit`` on."""

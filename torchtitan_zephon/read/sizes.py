@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .ids import list_lengths, numbers, valid
+from .ids import is_ids, is_text, list_lengths, numbers, valid
 
 MEASURED_BYTES = 64 * 2**20
 """Encoded bytes decoded a source at start-up, in all; about 0.3 s."""
@@ -26,8 +26,6 @@ ROW_BYTES = 4
 MEASURED_SHARDS = 512
 """Most files in which row groups are measured: opening one again costs about 0.3 ms."""
 ID_BYTES = 4
-TEXTS = ("string", "large_string", "string_view")
-"""Arrow types of text, as words: older versions of pyarrow have no name for the last."""
 _NEAREST = 2
 _PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}  # the last two hold where the nulls are
 _LENGTH_BYTES = 4
@@ -105,6 +103,14 @@ def _scaled(rows: np.ndarray, known_rows: np.ndarray, known_bytes: np.ndarray) -
     return scaled
 
 
+def value_bytes(column: pa.Array) -> np.ndarray:
+    """Bytes of every row of a column of text or of ids, int64 [rows]; 0 for a column of another type."""
+    if is_ids(column.type):
+        found: np.ndarray = list_lengths(column) * (column.type.value_type.bit_width // 8)
+        return found
+    return lengths(column, ids=False) if is_text(column.type) else np.zeros(len(column), np.int64)
+
+
 def lengths(column: pa.Array, ids: bool) -> np.ndarray:
     """Bytes of text (UTF-8) or of ids in every row, int64 [rows]; a null has none."""
     if isinstance(column, pa.DictionaryArray):
@@ -119,8 +125,8 @@ def _text_lengths(column: pa.Array) -> np.ndarray:
     if not len(column):
         return np.zeros(0, np.int64)
     places = column.buffers()[1]  # where each text ends; or, of a view, 4 numbers: its length and where it is
-    if str(column.type) == "string_view":
+    if str(column.type).endswith("_view"):
         return np.frombuffer(places, np.int32, 4 * len(column), 16 * column.offset)[::4].astype(np.int64)
-    kind = np.dtype(np.int64 if pa.types.is_large_string(column.type) else np.int32)
+    kind = np.dtype(np.int64 if str(column.type).startswith("large") else np.int32)
     ends = np.frombuffer(places, kind, len(column) + 1, kind.itemsize * column.offset)
     return np.diff(ends.astype(np.int64))

@@ -13,13 +13,14 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from ..bad_records import Sifted
+from ..bad_records import DEFAULTS, Sifted
 from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..plan.slices import NEXT
 from ..records import Contents
+from ..text_of import TextOf
 from .files import Manifest, list_source
-from .formats import FORMATS, loaded
+from .formats import formats, loaded
 from .packings import packing_of
 from .retry import with_retries
 from .sequential import Cut, SequentialReader
@@ -29,10 +30,16 @@ T = TypeVar("T")
 
 
 class Reader(Protocol):
-    """What a format must offer; one class a format, one file each. ``contents``: what the source's field holds."""
+    """What a format must offer; one class a format, one file each. ``contents``: what the source's field holds.
+    ``largest_id``: the largest number that its type of token ids can hold; None of text.
+
+    Made with a manifest, the source's settings, and the most bytes that a record may have. What is larger is a bad
+    record of the kind "size", and is not read into memory as far as the format lets that be seen before.
+    """
 
     manifest: Manifest
     contents: Contents
+    largest_id: int | None
 
     def pieces(self) -> Pieces: ...
     def shard_of(self, piece: int) -> int: ...
@@ -48,8 +55,18 @@ class Source:
     """A named dataset that is open for reading."""
 
     name: str
-    field: str
+    text: TextOf
     reader: Reader
+
+    def refuse_narrow_ids(self, largest_id: int) -> None:
+        """Raise ``SourceError`` for token ids of a type that cannot hold those of the tokenizer."""
+        holds = self.reader.largest_id
+        if holds is not None and holds < largest_id:
+            raise SourceError(
+                f"source {self.name!r}: its token ids are of a type that ends at {holds:,}, and the tokenizer's ids "
+                f"end at {largest_id:,}, so larger ones were cut to other ids, or they are of another tokenizer. Name "
+                "the tokenizer that made them, or write them anew as uint32."
+            )
 
     def where(self, chunk: Chunk) -> str:
         """In words, what ``chunk`` is a part of: source, file and place."""
@@ -78,9 +95,9 @@ class Source:
     def read(self, chunk: Chunk, columns: frozenset[str] | None, cut: Cut | None = None) -> Sifted:
         """The documents of ``chunk``, not checked yet, in file order. ``cut``: what was read of it, if it was.
 
-        ``columns``: the fields that are wanted. Each is values of its name, or tokens "ids" where it holds token ids;
-        or they are found in whole records (values ``RECORD``) where these cost no more. None asks for whole records,
-        whose fields may be read when they are looked at.
+        ``columns``: the fields that are wanted, as ``TextOf`` names them. Each is values of that name, or tokens "ids"
+        where it holds token ids; or they are found in whole records (values ``RECORD``) where these cost no more. None
+        asks for whole records, whose fields may be read when they are looked at.
         """
         if cut is not None:
             assert isinstance(self.reader, SequentialReader)
@@ -104,24 +121,24 @@ class Source:
             raise SourceError(f"source {self.name!r}, shard {name!r}: cannot be read: {error}.") from error
 
 
-def source_of(name: str, settings: SourceConfig, manifest: Manifest) -> Source:
+def source_of(name: str, settings: SourceConfig, max_record_bytes: int, manifest: Manifest) -> Source:
     """The source ``name``, whose files are those of ``manifest``. Raises ``SourceError``."""
-    return Source(name, settings.field, _reader(name, manifest, settings))
+    return Source(name, settings.text, _reader(name, manifest, settings, max_record_bytes))
 
 
-Opening = Callable[[str, SourceConfig], Source]
-"""How a source is opened, given its name and settings. Raises ``SourceError``."""
+Opening = Callable[[str, SourceConfig, int], Source]
+"""How a source is opened, given its name, settings and the most bytes of a record. Raises ``SourceError``."""
 
 
-def open_source(name: str, settings: SourceConfig) -> Source:
+def open_source(name: str, settings: SourceConfig, max_record_bytes: int = DEFAULTS.max_record_bytes) -> Source:
     """List, fingerprint and open the source ``name``. Raises ``SourceError``."""
-    return source_of(name, settings, list_source(name, settings))
+    return source_of(name, settings, max_record_bytes, list_source(name, settings))
 
 
-def _reader(name: str, manifest: Manifest, settings: SourceConfig) -> Reader:
+def _reader(name: str, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> Reader:
     """What reads the files: at any place, or if one of them is packed, all of them from the front."""
-    of = FORMATS[manifest.format]
+    of = formats()[manifest.format]
     if of.reader and not any(packing_of(shard.name) for shard in manifest.shards):
-        reader: Reader = loaded(name, of, of.reader)(manifest, settings)
+        reader: Reader = loaded(name, of, of.reader)(manifest, settings, max_record_bytes)
         return reader
-    return SequentialReader(manifest, loaded(name, of, of.cutter)(manifest, settings, 2**26))
+    return SequentialReader(manifest, loaded(name, of, of.cutter)(manifest, settings, max_record_bytes))

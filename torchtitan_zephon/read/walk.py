@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..progress import Progress
-from .formats import SUFFIXES, format_of
 from .pattern import Pattern, States
 from .retry import with_retries
 
-COMPRESSED = frozenset({".gz", ".zst", ".bz2", ".xz", ".lz4"})
+COMPRESSED = frozenset({".gz", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".snappy", ".br"})
 _NO_FOLDER = frozenset({
-    *SUFFIXES, *COMPRESSED, *(".arrow", ".bin", ".cfg", ".crc", ".csv", ".gif", ".html", ".ini", ".ipynb", ".jpeg"),
-    *(".jpg", ".json", ".lock", ".log", ".md", ".md5", ".npy", ".npz", ".pdf", ".png", ".pt", ".py", ".rst", ".sh"),
-    *(".safetensors", ".sha1", ".sha256", ".svg", ".tar", ".tgz", ".toml", ".tsv", ".txt", ".xml", ".yaml", ".zip"),
+    *COMPRESSED, *(".arrow", ".bin", ".cfg", ".crc", ".csv", ".feather", ".gif", ".html", ".idx", ".ini", ".ipynb"),
+    *(".jpeg", ".jpg", ".json", ".jsonl", ".lock", ".log", ".md", ".md5", ".mds", ".ndjson", ".npy", ".npz"),
+    *(".parquet", ".pdf", ".png", ".pt", ".py", ".rst", ".safetensors", ".sh", ".sha1", ".sha256", ".svg", ".tar"),
+    *(".tgz", ".toml", ".tsv", ".txt", ".xml", ".yaml", ".zip"),
 })  # fmt: skip
 """A link to nothing may have been one to a folder of data, unless its name ends like this."""
 ABOUT = re.compile(
@@ -208,7 +208,7 @@ class Walk:
 
     def _kind(self, name: str) -> str | None:
         """The format that the ending of ``name`` says; None for another type."""
-        return format_of(name, self.pattern.named_suffixes)
+        return self.pattern.kind(name)
 
     def _trouble(self, full: str, error: OSError) -> None:
         self.problems.append((full, trouble(Path(self._prefix + full), error)))

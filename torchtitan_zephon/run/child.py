@@ -164,8 +164,8 @@ class _Loader:
 def _compiled(setup: Setup) -> Program:
     """The trainer's program, compiled once more of the same files. Raises ``SourceError`` if they changed."""
 
-    def opening(name: str, settings: SourceConfig) -> Source:
-        return source_of(name, settings, setup.files[name].manifest)
+    def opening(name: str, settings: SourceConfig, max_record_bytes: int) -> Source:
+        return source_of(name, settings, max_record_bytes, setup.files[name].manifest)
 
     backend = cast(Backend, setup.at.stream.tokenizer_backend)
     program = compile_program(setup.recipe, setup.seq_len, setup.tokenizer, setup.functions, backend, opening)

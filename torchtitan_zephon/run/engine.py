@@ -15,16 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..balance import Figures
 from ..config import RunSettings
 from ..lane.machine import Lane
 from ..ledger import LaneEntry, LedgerWriter
 from ..plan.layout import Layout
 from ..program import Program
 from ..progress import Progress
-from ..records import Batch, Figures, Sequence
+from ..records import Batch, Sequence
 from ..state import Snapshot, recipe_hash
 from .fetch import Fetch
-from .watch import Watch, figures_of
+from .watch import Watch, balance_of, figures_of
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +128,7 @@ class LaneEngine:
             if self._at_end():
                 for lane in self._lanes:
                     self._fetch.read_on(lane)  # records that gave no sequence are in the balance too
+                self._tell_refused()
                 return None
             self._read_step()
         return self._parts.popleft()
@@ -155,12 +157,17 @@ class LaneEngine:
         if self._ledger:
             self._ledger.write(step, entries)
         self._fetch.ahead()
+        self._tell_refused()
         if layout.dp_rank == 0 and step & (step - 1) == 0:  # at steps 1, 2, 4, 8, ...
             self._watch.look(figures_of(self._lanes), self._at.stream.tokens_per_mib or {})
         size = layout.local_batch_size
         self._parts.extend(sequences[i : i + size] for i in range(0, len(sequences), size))
         behind = self._at.stream.lane_sequences + layout.lane_sequences
         self._at = self._at._replace(stream=replace(self._at.stream, step=step, lane_sequences=behind))
+
+    def _tell_refused(self) -> None:
+        if self._program.recipe.on_bad_record == "skip":
+            self._watch.look_at_refused(balance_of(self._lanes))
 
     def _take(self, lane: Lane) -> Sequence:
         self._fetch.read_on(lane)

@@ -13,13 +13,13 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..balance import Figures
 from ..config import Recipe, RunSettings
 from ..errors import RunnerError, ZephonError
 from ..ops.functions import Function
 from ..ops.tokenize import TokenizerSpec
 from ..plan.layout import Layout
 from ..read.files import Manifest
-from ..records import Figures
 from ..state import Snapshot
 
 

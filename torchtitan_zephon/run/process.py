@@ -27,12 +27,13 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+from ..balance import Figures
 from ..config import RunSettings
 from ..errors import ConfigError, RunnerError
 from ..ops.functions import Function
 from ..plan.layout import Layout
 from ..program import Program
-from ..records import Batch, Figures, Rows
+from ..records import Batch, Rows
 from ..state import Snapshot, StreamState
 from .failure import DIED
 from .messages import Ended, Failed, Files, FromLoader, Ready, Said, Save, Saved, Setup, Taken

@@ -18,7 +18,7 @@ from ..plan.chunking import ChunkTable
 from ..plan.layout import Layout
 from ..plan.slices import SliceTable
 from ..program import Program
-from ..read.formats import FORMATS
+from ..read.formats import formats as known_formats
 from ..state import Snapshot, StreamState
 
 Table = dict[str, str]
@@ -100,7 +100,7 @@ def pieces_text(table: ChunkTable | SliceTable) -> str:
 
 def _versions(formats: Iterable[str], backend: str) -> Table:
     """What is installed of the packages that make tokens of this job's files."""
-    packages = {"torchtitan_zephon", "tokenizers", *(FORMATS[name].package for name in formats)}
+    packages = {"torchtitan_zephon", "tokenizers", *(known_formats()[name].package for name in formats)}
     if backend != "hf":
         packages.add(backend)
     return {"tokenizer_backend": backend, **{f"version of {name}": _version(name) for name in sorted(packages)}}

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..balance import Balance, Figures
 from ..config import RunSettings
 from ..errors import ConfigError
 from ..plan.layout import Layout
 from ..program import Program
-from ..records import Balance, Batch, Figures
+from ..records import Batch
 from ..state import LaneState, Snapshot, StreamState
 from .agree import Exchange, agree, alone
 from .count import count_pass

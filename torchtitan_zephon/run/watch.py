@@ -2,7 +2,7 @@
 
 One sentence is logged of a source, once, if its tokens turn out to be so far from the estimate that its share suffers:
 by more than ``TOLERATED`` where shares follow the estimate alone, and else where it gives so little that it cannot be
-read fast enough to make up for it.
+read fast enough to make up for it. Bad records that are left out are told as they become more.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from ..balance import Balance, Figures
 from ..lane.machine import Lane
 from ..plan.segments import LEAST_PART
 from ..program import Program
-from ..records import Balance, Figures
 
 logger = logging.getLogger(__name__)
 
@@ -24,14 +24,20 @@ FEWEST_CHUNKS = 16
 
 def figures_of(lanes: list[Lane]) -> Figures:
     """The figures of ``lanes``, one or more, summed."""
+    columns = [
+        (lane.source_tokens, _estimated_tokens(lane), lane.delivered_tokens, _delivered_bytes(lane), lane.refused)
+        for lane in lanes
+    ]
+    sums = [tuple(map(sum, zip(*column, strict=True))) for column in zip(*columns, strict=True)]
+    return Figures(balance_of(lanes), sum(lane.ready for lane in lanes), *sums)
+
+
+def balance_of(lanes: list[Lane]) -> Balance:
+    """The balance of ``lanes``, summed."""
     total = Balance()
     for lane in lanes:
         total.add(lane.balance)
-    columns = [
-        (lane.source_tokens, _estimated_tokens(lane), lane.delivered_tokens, _delivered_bytes(lane)) for lane in lanes
-    ]
-    sums = [tuple(map(sum, zip(*column, strict=True))) for column in zip(*columns, strict=True)]
-    return Figures(total, sum(lane.ready for lane in lanes), *sums)
+    return total
 
 
 def _estimated_tokens(lane: Lane) -> tuple[int, ...]:
@@ -51,6 +57,16 @@ class Watch:
 
     def __init__(self, program: Program) -> None:
         self._program, self._said = program, set[str]()
+        self._next_refused: dict[tuple[str, str], int] = {}
+
+    def look_at_refused(self, balance: Balance) -> None:
+        """Say of each source and kind of bad record that is left out: the first, and how many at 10, 100, ..."""
+        for name, read in balance.sources.items():
+            for kind, (number, first) in read.refused.items():
+                if number >= self._next_refused.get((name, kind), 1):
+                    self._next_refused[name, kind] = 10 ** len(str(number))
+                    logger.warning("source %r: bad records (%s) left out by this rank so far: %s; the first one: %s",
+                        name, kind, f"{number:,}", first)  # fmt: skip
 
     def look(self, figures: Figures, tokens_per_mib: Mapping[str, int]) -> None:
         """Say what is to be said now. ``tokens_per_mib``: the estimate, by source."""

@@ -5,25 +5,60 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..config import Recipe
 from ..errors import TokenizerError
 from ..estimate import Estimate
 from ..ops.tokenize import Tokenize, TokenizerSpec, Wanted, check_vocabulary, tokenize
 from ..ops.tokenizer_files import unusable
+from ..plan.chunking import ChunkTable
+from ..plan.slices import SliceTable
 from ..program import Program
 from ..read.files import Manifest
-from ..read.source import Opening, open_source
+from ..read.sequential import SequentialReader
+from ..read.source import Opening, Source, open_source
 from .feed import compiled
 from .findings import Finding, always
 
 T = TypeVar("T")
 
 
+MOST_READERS = 8
+"""With more lanes that unpack every file, unpacking outweighs all else."""
+
+
+class UnpackedFacts(NamedTuple):
+    """What reading files from the front costs: lanes that unpack each of them, and seconds of a lane's restore."""
+
+    readers: int
+    restore_seconds: float
+
+    def text(self, name: str) -> str:
+        """This in words, and the way out where it is much."""
+        cost = (
+            f"about {self.restore_seconds:.2g} s of unpacking for each lane"
+            if self.restore_seconds > 0.01
+            else "nothing"
+        )
+        text = (
+            f"source {name!r} can only be read from the front of its files. Each file is unpacked by {self.readers} "
+            f"lane{'s' * (self.readers > 1)} an epoch; going on inside one costs {cost}."
+        )
+        if self.readers > MOST_READERS:
+            text += (
+                " Better: as many files as lanes; or pack them so that members are passed over unread (bgzip; zstd in "
+                "frames that state their size); or Parquet."
+            )
+        return text
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFacts:
-    """One source as opened. ``num_bytes``: of text, as planned; ``lane_chunks``: chunks a lane and epoch."""
+    """One source as opened. ``num_bytes``: of text, as planned; ``lane_chunks``: chunks a lane and epoch.
+
+    ``unpacked``: of one that is read from the front.
+    """
 
     name: str
     share: float
@@ -32,6 +67,7 @@ class SourceFacts:
     chunks: int
     lane_chunks: float
     estimate: Estimate
+    unpacked: UnpackedFacts | None = None
 
     @property
     def tokens(self) -> int:
@@ -114,9 +150,17 @@ def facts_of(program: Program, recipe: Recipe) -> tuple[SourceFacts, ...]:
             chunks=table.num_chunks,
             lane_chunks=table.num_chunks / recipe.lanes,
             estimate=measured,
+            unpacked=_unpacked(source, table),
         )
         for source, table, measured in zip(program.sources, program.tables, program.measure(), strict=True)
     )
+
+
+def _unpacked(source: Source, table: ChunkTable | SliceTable) -> UnpackedFacts | None:
+    reader = source.reader
+    if not isinstance(reader, SequentialReader) or not isinstance(table, SliceTable):
+        return None
+    return UnpackedFacts(table.readers, reader.restore_seconds())
 
 
 def loaded(path: str, load: Callable[[], T]) -> T:

@@ -51,9 +51,9 @@ def read_alone(reading: Reading, name: str) -> None:
         program = reading.compiled(dataclasses.replace(recipe, sources={name: recipe.sources[name]}))
         reading.sources += facts_of(program, recipe)
         return
-    source = opened(name, recipe.sources[name])
+    source = opened(name, recipe)
     chunk, _ = cut(0, source.reader.pieces(), recipe.chunk_bytes, recipe.lanes).chunk(0, 0, 0)
-    read_documents(source, chunk, ())
+    read_documents(source, chunk, (), recipe)
 
 
 def checked_seq_len(job: Job, generation: Generation, *, training: bool) -> int:

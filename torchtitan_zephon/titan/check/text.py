@@ -9,8 +9,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from ... import __version__
+from ...identity import STREAM_FORMAT
 from ...ops.tokenize import Tokenize
-from ...program import STREAM_FORMAT, unended
+from ...program import unended
 from ...read.files import shared_files
 from ...state import FORMAT
 from . import Part, Report
@@ -31,12 +32,12 @@ def check_text(report: Report) -> str:
         if any(s.manifest.format == "parquet" for s in train.reading.sources):
             notes += "; bytes: of Parquet, the text column's, unpacked"
         warnings = _warnings(train, starving(train.reading, train.degrees, report.job.settings.workers))
-        parts.append(f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}{warnings}")
+        parts.append(f"{_sources('sources', train)}\n{_wrapped(notes, '  ')}{_unpacked(train)}{warnings}")
     if mesh is not None and train.degrees:
         parts.append(_degrees(train, mesh, "accumulation", "data-parallel ranks (dp)"))
     if validation is not None:
         if validation.reading.sources:
-            parts.append(f"{_sources('validation sources', validation)}{_warnings(validation)}")
+            parts.append(f"{_sources('validation sources', validation)}{_unpacked(validation)}{_warnings(validation)}")
         if mesh is not None and validation.degrees:
             title = "validation on data-parallel ranks (dp)"
             parts.append(_degrees(validation, mesh, "batches/step", title))
@@ -108,6 +109,12 @@ def _sources(title: str, part: Part) -> str:
         for s in part.reading.sources
     ]
     return f"{title}\n{_table(header, rows, left=(0, 2))}"
+
+
+def _unpacked(part: Part) -> str:
+    """What sources cost that are read from the front, a paragraph each."""
+    texts = [s.unpacked.text(s.name) for s in part.reading.sources if s.unpacked is not None]
+    return "".join(f"\n{_wrapped(text, '  ')}" for text in texts)
 
 
 def _warnings(part: Part, more: Sequence[str] = ()) -> str:
