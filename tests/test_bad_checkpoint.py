@@ -223,7 +223,7 @@ def test_another_global_batch_size_is_refused(sources: Sources, state: dict[str,
 def test_a_change_that_the_sample_missed_is_caught_by_the_replay_and_names_the_source(
     sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample, "_sample_file", lambda store, name, size, budget: ("same", b"{"))
+    monkeypatch.setattr(sample.Sampling, "look", lambda sampling, store, name, size: ("same", b"{"))
     _, state = global_batches(small_pipeline(sources), 2, 9)
     for shard in sources["wiki"].iterdir():
         shard.write_bytes(re.sub(rb"the|and|for|was", lambda m: m[0].upper(), shard.read_bytes()))

@@ -137,8 +137,8 @@ class Program:
             digest.update(b"|")
         how = [fast.versions(self.tokenize.backend), STREAM_FORMAT, self.recipe.label_shift]
         key = [self.tokenize.spec.identity, *how, digest.hexdigest()]
-        sizes = [_num_characters(documents) for documents in samples]
-        parts = [_num_characters(documents) / max(1, size) for documents, size in zip(whole, sizes, strict=True)]
+        sizes = [documents.num_characters for documents in samples]
+        parts = [documents.num_characters / max(1, size) for documents, size in zip(whole, sizes, strict=True)]
         most = [size + len(documents) for size, documents in zip(sizes, samples, strict=True)]
         found = cached("estimate", key, tokenized, counts_of(most))
         counts = [(tokens * part, inputs * part) for (tokens, inputs), part in zip(found, parts, strict=True)]
@@ -334,11 +334,6 @@ def _run_bytes(source: Source, table: ChunkTable | SliceTable) -> np.ndarray:
         return np.concatenate([source.weigh(piece, b) for piece, b in enumerate(borders)])
     sizes, units = table.pieces.sizes, table.pieces.units
     return np.concatenate([np.diff(b) * sizes[p] // max(1, units[p]) for p, b in enumerate(borders)])
-
-
-def _num_characters(documents: Documents) -> int:
-    """Of all the texts."""
-    return sum(map(len, documents.values["text"]))
 
 
 def unended(recipe: Recipe, tokenize: Tokenize) -> list[str]:
