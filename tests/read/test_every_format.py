@@ -3,6 +3,7 @@ stops change."""
 
 from __future__ import annotations
 
+import csv
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tokenizers
+import webdataset
 
 from tests.read.test_arrow import column_of, write as write_arrow
 from tests.read.test_ids import write_ids
@@ -19,6 +21,7 @@ from tests.read.test_mds import write_mds
 from tests.read.test_megatron import write_megatron
 from tests.read.test_tokens import write_raw
 from tests.scenarios import global_batches, texts_of, tokenizer_folder, write_jsonl, write_parquet
+from tests.sequential import PACKS, in_members
 from torchtitan_zephon import Dataset, Pipeline, StaticMixtureWorkSource
 
 EOS = 1
@@ -36,7 +39,7 @@ def encoded() -> list[list[int]]:
 class Written(NamedTuple):
     """Where a source is, and what has to be said of it."""
 
-    path: Path
+    path: Path | str
     settings: dict[str, Any] = {}
 
 
@@ -111,6 +114,38 @@ def _parquet_ids(folder: Path) -> Written:
     return Written(folder)
 
 
+def _packed(write: Callable[[Path], Written], suffix: str) -> Callable[[Path], Written]:
+    """The files of ``write``, packed in several members each."""
+
+    def pack(folder: Path) -> Written:
+        written = write(folder)
+        for n, file in enumerate(sorted(folder.iterdir())):
+            Path(f"{file}{suffix}").write_bytes(in_members(file.read_bytes(), PACKS[suffix], seed=n))
+            file.unlink()
+        return written
+
+    return pack
+
+
+def _csv(folder: Path) -> Written:
+    def write(path: Path, texts: Sequence[str]) -> None:
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([["id", "text"], *enumerate(texts)])
+
+    _halves(write, TEXTS, folder, ".csv")
+    return Written(folder)
+
+
+def _tar(folder: Path) -> Written:
+    def write(path: Path, texts: Sequence[str]) -> None:
+        with webdataset.TarWriter(str(path)) as writer:
+            for n, text in enumerate(texts):
+                writer.write({"__key__": f"{n:04}", "text": text, "json": {"n": n}})
+
+    _halves(write, TEXTS, folder, ".tar")
+    return Written(folder)
+
+
 WRITERS: dict[str, Callable[[Path], Written]] = {
     "jsonl": _jsonl,
     "parquet": _parquet,
@@ -126,6 +161,12 @@ WRITERS: dict[str, Callable[[Path], Written]] = {
     "megatron": _megatron,
     "raw tokens": _tokens,
     "npy": _npy,
+    **{f"jsonl{suffix}": _packed(_jsonl, suffix) for suffix in PACKS},
+    "text lines.xz": _packed(_lines, ".xz"),
+    "csv": _csv,
+    "csv.zst": _packed(_csv, ".zst"),
+    "tar": _tar,
+    "tar.gz": _packed(_tar, ".gz"),
 }
 
 
@@ -151,7 +192,7 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> Written:
 
 
 def test_every_document_is_read_once_and_is_the_same_in_every_format(written: Written) -> None:
-    program = pipeline_over(written).stream.program
+    program = pipeline_over(written, repeat=False).stream.program
     table, found = program.tables[0], list[list[int]]()
     for run in range(table.num_runs):
         k, last = 0, False
