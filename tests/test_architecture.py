@@ -31,7 +31,17 @@ ALLOWED: dict[str, set[str]] = {
     "paths": set(),
     "settings": {"errors"},
     "toml_files": {"paths", "errors"},
-    "config": {"paths", "toml_files", "settings", "bad_records", "ops", "plan", "read.settings", "errors"},
+    "config": {
+        "paths",
+        "toml_files",
+        "settings",
+        "bad_records",
+        "ops",
+        "plan",
+        "read.settings",
+        "read.stores.settings",
+        "errors",
+    },
     "changes": set(),
     "cache": set(),
     "progress": set(),
@@ -39,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "ops": {"ops", "settings", "text_of", "bad_records", "records", "cache", "plan.keyed", "errors"},
     "read": {
         "read",
+        "cache",
         "progress",
         "settings",
         "text_of",
@@ -87,6 +98,8 @@ ALLOWED: dict[str, set[str]] = {
         "read.files",
         "read.formats",
         "read.one_list",
+        "read.settings",
+        "read.stores",  # how files are reached; a resume reads the commit of its checkpoint
         "read.source",
         "read.retry",  # a worker that waits to read again must know when its pool ends
         "plan",

@@ -51,7 +51,7 @@ def fill_with(tmp_path: Path, files_of: dict[str, bytes]) -> Path:
     ("content", "parts"),
     [
         ({}, ["no data file", "it is empty"]),
-        ({"a.txt": b"x", "b.csv": b"y"}, ["found only .csv, .txt"]),
+        ({"a.txt": b"x", "b.pdf": b"y"}, ["found only .pdf, .txt"]),
         ({"a.jsonl.gz": b"x"}, ["a.jsonl.gz' is no gzip file", "Give it the ending"]),
         ({"a.jsonl": b"{}", "b.parquet": b"x"}, ["holds both jsonl and parquet"]),
         ({"a.jsonl": b"", "b.jsonl": b""}, ["all 2 files", "are empty"]),
@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_a_source_is_refused(
     [
         ("nowhere", "there is no file or folder 'nowhere'"),
         ("nowhere/*.jsonl", "at 'nowhere/*.jsonl'"),
-        ("hf://org/data", "is a remote path; this version reads local files only"),
+        ("memory://nowhere/data", "there is nothing at 'memory://nowhere/data'"),
         ("", "has no path"),
     ],
 )

@@ -49,6 +49,9 @@ OTHER: dict[type, dict[str, Any]] = {
         "tokenizer_backend": "hf",
         "allow_changes": ["global_batch_size"],
         "ledger": "out",
+        "storage": {"s3": {"anon": True}},
+        "cache_folder": "/cache",
+        "cache_bytes": 2**30,
     },
     SourceConfig: {
         "path": "a.jsonl",

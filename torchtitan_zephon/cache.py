@@ -23,6 +23,8 @@ from typing import Any
 
 MOST_BYTES = 32 * 2**20
 """No entry is larger; a larger file is none."""
+PART = ".part"
+"""Ending of a file that is being written, or that a killed process left."""
 MOST_TOKENS = 128
 """No character has more tokens."""
 
@@ -39,14 +41,15 @@ def cached(kind: str, key: list[Any], compute: Callable[[], Any], valid: Callabl
     except RuntimeError:  # no home folder
         return compute()
     try:
-        found = json.loads(_read(file))
+        found = json.loads(read_own(file))
         if found["key"] == text and found["check"] == _check(text, found["value"]) and valid(found["value"]):
             return found["value"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     value = compute()
     if valid(value):
-        _write(file, json.dumps({"key": text, "value": value, "check": _check(text, value)}))
+        with suppress(OSError):
+            write_whole(file, json.dumps({"key": text, "value": value, "check": _check(text, value)}).encode())
     return value
 
 
@@ -79,7 +82,7 @@ def is_line(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def _read(file: Path) -> bytes:
+def read_own(file: Path) -> bytes:
     """The content of a file that only this user can have written. Raises ``OSError`` if it is another, or no file."""
     # Not to wait for a writer of a FIFO, nor to follow a link to what is no entry.
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -91,16 +94,15 @@ def _read(file: Path) -> bytes:
         return f.read()
 
 
-def _write(file: Path, text: str) -> None:
-    """Put the file in place whole, so that processes which fill one entry at a time do not mix."""
-    part = None
+def write_whole(file: Path, data: bytes) -> None:
+    """Put the file in place whole, so that processes which fill one entry at a time do not mix. Raises ``OSError``."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, part = tempfile.mkstemp(PART, f"{file.stem}.", file.parent)  # only for this user, whatever umask
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, part = tempfile.mkstemp(".part", f"{file.stem}.", file.parent)  # only for this user, whatever umask
-        with open(descriptor, "w", encoding="utf-8") as f:
-            f.write(text)
+        with open(descriptor, "wb") as f:
+            f.write(data)
         Path(part).replace(file)
     except OSError:
-        if part is not None:
-            with suppress(OSError):
-                Path(part).unlink()
+        with suppress(OSError):
+            Path(part).unlink()
+        raise

@@ -136,9 +136,8 @@ def _job_program(options: argparse.Namespace) -> Program:
     generation = find_release(options.torchtitan).generation
     job = parse_job([f"--job.config_file={options.file}", *options.overrides], generation.stock_recipe)
     tokenizer = tokenizer_of(job, job.recipe)
-    return compile_program(
-        job.recipe, checked_seq_len(job, generation, training=True), tokenizer, backend=job.settings.tokenizer_backend
-    )
+    seq_len = checked_seq_len(job, generation, training=True)
+    return compile_program(job.recipe, seq_len, tokenizer, backend=job.settings.tokenizer_backend, storage=job.settings)
 
 
 def _recipe_program(options: argparse.Namespace) -> Program:

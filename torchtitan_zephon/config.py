@@ -23,6 +23,7 @@ from .paths import anchor_paths
 from .plan.chunking import ChunkSettings
 from .plan.segments import SegmentSettings
 from .read.settings import SourceConfig as SourceConfig
+from .read.stores.settings import StorageSettings
 from .settings import check_fields, from_table, setting
 from .toml_files import load_toml
 
@@ -60,7 +61,7 @@ class Recipe(TokenizeSettings, SegmentSettings, PackSettings, ShuffleSettings, C
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RunSettings:
+class RunSettings(StorageSettings):
     """Speed, reporting, and what a resume may change. None changes a byte of any lane, hence not recipe."""
 
     workers: int = setting(2, "Threads a rank that read and tokenise. Results are put back in order.", low=1, high=1024)
@@ -95,6 +96,7 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, "run settings")
+        self.check_storage()
 
 
 def check_weights(weights: Mapping[str, float]) -> None:

@@ -20,14 +20,39 @@ treats them as bad input. ``assert`` is kept for our own mistakes.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_SECRET = (
+    r"x-amz-(?:signature|credential|security-token)|x-goog-(?:signature|credential)|awsaccesskeyid|googleaccessid|"
+    r"signature|sig|key-pair-id|policy|(?:access_|session_|security_|refresh_|id_|hf_)?token|api_?key|"
+    r"account_?key|(?:client_|aws_)?secret(?:_access)?(?:_?key)?|password|private_key"
+)
+_REDACTED = (
+    (re.compile(r"(https?://)[^/@\s'\"]+@", re.I), r"\1***@"),
+    (re.compile(r"(\w+://)[^/@\s'\":]+:(?!\d+/)[^@\s'\"]*@"), r"\1***@"),
+    (re.compile(r"(https?://[^\s'\"<>?]*\?)[^\s'\"<>]+", re.I), r"\1***"),
+    (re.compile(r"\b(bearer|basic|aws4-hmac-sha256)\s+[^\s'\",;][^'\"\n;]*", re.I), r"\1 ***"),
+    (re.compile(rf"(?<![\w-])({_SECRET})(['\"]\s*:\s*['\"]?|\s*=\s*['\"]?)[^\s'\"&;,<>]+", re.I), r"\1\2***"),
+    (re.compile(r"\b(?:hf_[A-Za-z0-9]{8,}|A[KS]IA[A-Z0-9]{12,}|ya29\.[\w.-]+|eyJ[\w-]+\.[\w-]+\.[\w-]*)"), "***"),
+)
+
+
+def redacted(text: str) -> str:
+    """``text`` without what opens a door: passwords in a URL, the queries of links (signed ones), keys and tokens."""
+    for shape, replacement in _REDACTED:
+        text = shape.sub(replacement, text)
+    return text
 
 
 class ZephonError(ValueError):
-    """Base of all errors raised on purpose by this package."""
+    """Base of all errors raised on purpose by this package. Their texts hold no secret, whatever they quote."""
 
     of_all_ranks = False
     """Whether every rank of the job raises the same error at the same place."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__(*map(redacted, texts))
 
 
 class ConfigError(ZephonError):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PATHS = (("recipe",), ("sources", "*", "path"), ("validation", "sources", "*", "path"))
+PATHS = (("recipe",), ("cache_folder",), ("sources", "*", "path"), ("validation", "sources", "*", "path"))
 """The keys that hold a path, from the top of a ``[zephon]`` table or a recipe file; ``*`` is any key."""
 
 

@@ -197,6 +197,9 @@ class Pipeline:
         allow_changes: list[Literal["global_batch_size", "tokenizer_backend"]] | None = None,
         tokenizer_backend: Literal["auto", "hf", "fastokens"] | None = None,
         ledger: str | None = None,
+        storage: dict[str, dict[str, Any]] | None = None,
+        cache_folder: str | None = None,
+        cache_bytes: int | None = None,
     ) -> Pipeline:
         """The stream's shape, bad records, then speed and reporting. What is None stays as it was."""
         stream = {
@@ -215,6 +218,9 @@ class Pipeline:
             "allow_changes": allow_changes,
             "tokenizer_backend": tokenizer_backend,
             "ledger": ledger,
+            "storage": storage,
+            "cache_folder": cache_folder,
+            "cache_bytes": cache_bytes,
         }
         return self._with(
             _recipe=replace(self._recipe, **{k: v for k, v in stream.items() if v is not None}),  # type: ignore[arg-type]
@@ -286,6 +292,7 @@ class Pipeline:
                 self._functions,
                 self._settings.tokenizer_backend,
                 opening,
+                self._settings,
             )
         return self._program
 

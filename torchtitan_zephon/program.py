@@ -41,6 +41,7 @@ from .plan.slices import SliceTable, TapePlace, cut_slices
 from .read.files import shared_files
 from .read.sequential import Cut
 from .read.source import Opening, Source, open_source
+from .read.stores.settings import LOCAL, StorageSettings
 from .read.tape import Tape, Turn
 from .records import Documents, Packet
 
@@ -62,6 +63,7 @@ class Program:
     tables: tuple[ChunkTable | SliceTable, ...]
     tokenize: Tokenize
     functions: tuple[Function, ...]
+    storage: StorageSettings
     identity: dict[str, Any] = field(repr=False)
 
     @property
@@ -135,8 +137,8 @@ class Program:
             digest.update(b"|")
         how = [fast.versions(self.tokenize.backend), STREAM_FORMAT, self.recipe.label_shift]
         key = [self.tokenize.spec.identity, *how, digest.hexdigest()]
-        sizes = [_num_characters(documents) for documents in samples]
-        parts = [_num_characters(documents) / max(1, size) for documents, size in zip(whole, sizes, strict=True)]
+        sizes = [documents.num_characters for documents in samples]
+        parts = [documents.num_characters / max(1, size) for documents, size in zip(whole, sizes, strict=True)]
         most = [size + len(documents) for size, documents in zip(sizes, samples, strict=True)]
         found = cached("estimate", key, tokenized, counts_of(most))
         counts = [(tokens * part, inputs * part) for (tokens, inputs), part in zip(found, parts, strict=True)]
@@ -275,6 +277,7 @@ def compile_program(
     functions: tuple[Function, ...] = (),
     backend: Wanted = "hf",
     opening: Opening = open_source,
+    storage: StorageSettings = LOCAL,
 ) -> Program:
     """Open, by ``opening``, and cut every source. Raises ``ConfigError``, ``SourceError``, ``TokenizerError``."""
     check_seq_len(seq_len)
@@ -283,7 +286,7 @@ def compile_program(
             "the recipe names no source; add a table for each, such as\n"
             '    [zephon.sources.wiki]\n    path = "data/wiki"\n    weight = 1.0'
         )
-    sources = tuple(opened(name, recipe, opening) for name in sorted(recipe.sources))
+    sources = tuple(opened(name, recipe, opening, storage) for name in sorted(recipe.sources))
     recipe.check_contents({source.name: source.reader.contents for source in sources})
     tables = tuple(_table(i, source, recipe) for i, source in enumerate(sources))
     identity = identity_of_stream(recipe, seq_len, sources, tokenizer, functions)
@@ -297,6 +300,7 @@ def compile_program(
         tables=tables,
         tokenize=made,
         functions=functions,
+        storage=storage,
         identity=identity,
     )
 
@@ -310,11 +314,11 @@ def _table(s: int, source: Source, recipe: Recipe) -> ChunkTable | SliceTable:
     return (cut if recipe.repeat else cut_pass)(s, pieces, recipe.chunk_bytes, recipe.lanes)
 
 
-def opened(name: str, recipe: Recipe, opening: Opening = open_source) -> Source:
+def opened(name: str, recipe: Recipe, opening: Opening = open_source, storage: StorageSettings = LOCAL) -> Source:
     """The open source ``name``. Raises ``SourceError``; where its path leads nowhere, with how that was stated."""
     path = recipe.sources[name].path
     try:
-        return opening(name, recipe.sources[name], recipe.max_record_bytes)
+        return opening(name, recipe.sources[name], recipe.max_record_bytes, storage)
     except SourceError as error:
         if not isinstance(path, StatedPath) or not path.hint or Path(path).exists():
             raise
@@ -330,11 +334,6 @@ def _run_bytes(source: Source, table: ChunkTable | SliceTable) -> np.ndarray:
         return np.concatenate([source.weigh(piece, b) for piece, b in enumerate(borders)])
     sizes, units = table.pieces.sizes, table.pieces.units
     return np.concatenate([np.diff(b) * sizes[p] // max(1, units[p]) for p, b in enumerate(borders)])
-
-
-def _num_characters(documents: Documents) -> int:
-    """Of all the texts."""
-    return sum(map(len, documents.values["text"]))
 
 
 def unended(recipe: Recipe, tokenize: Tokenize) -> list[str]:

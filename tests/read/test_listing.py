@@ -413,7 +413,7 @@ def test_names_are_those_of_the_file_system_whatever_the_locale(tmp_path: Path) 
     code = (
         "import sys; from torchtitan_zephon import SourceConfig; from torchtitan_zephon.read.files import list_source; "
         "m = list_source('s', SourceConfig(path=sys.argv[1])); "
-        "print(ascii(m.shards[0].name), m.path(0).read_bytes(), sys.getfilesystemencoding())"
+        "print(ascii(m.shards[0].name), open(m.path(0), 'rb').read(), sys.getfilesystemencoding())"
     )
     plain = {**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", code, tmp_path], env=plain, capture_output=True, text=True, timeout=60)

@@ -89,7 +89,7 @@ def test_a_source_without_any_row_is_refused(tmp_path: Path) -> None:
     write_groups(tmp_path / "a.parquet")
     write_groups(tmp_path / "b.parquet", [])
     with pytest.raises(SourceError, match=r"none of the 2 Parquet files .* has a row"):
-        reader_of(tmp_path)
+        reader_of(tmp_path).pieces()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from ..errors import SourceError
@@ -20,6 +20,10 @@ from .sample import sample
 from .settings import SourceConfig
 from .splits import names_of_split
 from .store import LocalStore, Store
+from .stores.cache import with_cache
+from .stores.open import open_url
+from .stores.settings import LOCAL, StorageSettings
+from .stores.url import is_url
 from .walk import LeftOut, Reason
 
 
@@ -40,13 +44,13 @@ class Manifest(NamedTuple):
     left_out: tuple[LeftOut, ...] = ()
 
     @property
-    def root(self) -> Path:
+    def root(self) -> PurePath:
         """The folder that they lie in."""
         return self.store.root
 
-    def path(self, shard: int) -> Path:
-        """Where shard number ``shard`` lies on this machine."""
-        return Path(self.store.path(self.shards[shard].name))
+    def path(self, shard: int) -> str:
+        """Where shard number ``shard`` lies."""
+        return self.store.path(self.shards[shard].name)
 
     def files_text(self) -> str:
         """What is read and what was left out and why, in two lines or one."""
@@ -72,7 +76,7 @@ def _paths(manifest: Manifest) -> set[str]:
     return {f"{manifest.root}/{shard.name}" for shard in manifest.shards}
 
 
-def list_source(name: str, settings: SourceConfig) -> Manifest:
+def list_source(name: str, settings: SourceConfig, storage: StorageSettings = LOCAL) -> Manifest:
     """List and fingerprint the source ``name``.
 
     Raises ``SourceError`` if there is nothing there, nothing of a known format, two formats, something that cannot be
@@ -80,7 +84,7 @@ def list_source(name: str, settings: SourceConfig) -> Manifest:
     """
     path = settings.path
     check_format(name, settings.format)
-    store, below = place_of(name, path, settings.format)
+    store, below = place_of(name, path, settings.format, storage)
     root = store.root
     found, left_out, tables = list_files(name, path, store, below)
     own = set(names_of_split(name, root, [file.name for file in found], settings.split))
@@ -89,7 +93,7 @@ def list_source(name: str, settings: SourceConfig) -> Manifest:
     names = [file.name for file in files]
     kind = settings.format or _format(name, path, root, names)
     check_settings(name, kind, settings)
-    if kind == "parquet":
+    if kind == "parquet" and isinstance(root, Path):
         refuse_tables(name, root, tables, names)
     refuse_revisions(name, root, names)
     refuse_copies(name, root, names)
@@ -97,24 +101,24 @@ def list_source(name: str, settings: SourceConfig) -> Manifest:
         raise SourceError(f"source {name!r}: all {len(names)} files at {path!r} are empty.")
     samples = sample(name, kind, store, files)
     shards = tuple(Shard(file.name, file.num_bytes, digest) for file, digest in zip(files, samples, strict=True))
-    return Manifest(store, kind, shards, left_out)
+    return Manifest(with_cache(store, storage), kind, shards, left_out)
 
 
-def place_of(name: str, path: str, format: str = "") -> tuple[Store, Pattern | str]:
+def place_of(name: str, path: str, format: str = "", storage: StorageSettings = LOCAL) -> tuple[Store, Pattern | str]:
     """What reads the files of ``path``, and the pattern below its root; for a single file its name.
 
     ``format``: that of the files, if the source states it.
     """
-    if "://" in path:
-        raise SourceError(
-            f"source {name!r}: {path!r} is a remote path; this version reads local files only. "
-            "Download it first, then give the folder."
-        )
+    if is_url(path):
+        try:
+            return open_url(path, storage, format)
+        except (SourceError, OSError) as error:
+            raise SourceError(f"source {name!r}: {error}") from None
     root, below = root_of(name, path, format)
     return LocalStore(root), below
 
 
-def _format(name: str, path: str, root: Path, names: list[str]) -> str:
+def _format(name: str, path: str, root: PurePath, names: list[str]) -> str:
     """The one format of all files."""
     formats = {kind for name in names if (kind := format_of(name))}
     if len(formats) > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from ..errors import SourceError
 from .walk import COMPRESSED
@@ -21,10 +21,10 @@ def refuse_tables(source: str, root: Path, marked: Iterable[str], names: Iterabl
     """Refuse the Parquet files of a table format; ``marked``: folders below the root that may be a table's."""
     for folder in sorted(marked):
         if (kind := _table(root / folder)) and any(name.startswith(folder) for name in names):
-            raise _is_table(source, root / folder, kind)
+            raise SourceError(f"source {source!r}: {str(root / folder)!r} {table_problem(kind)}")
     for above in root.parents:
         if kind := _table(above):
-            raise _is_table(source, above, kind)
+            raise SourceError(f"source {source!r}: {str(above)!r} {table_problem(kind)}")
 
 
 def _table(folder: Path) -> str | None:
@@ -37,16 +37,17 @@ def _table(folder: Path) -> str | None:
     return None
 
 
-def _is_table(source: str, folder: Path, kind: str) -> SourceError:
+def table_problem(kind: str) -> str:
+    """What is wrong with a folder that is a table, to follow its name in an error."""
     mark = {"Delta": "_delta_log", "Hudi": ".hoodie", "Iceberg": "metadata"}[kind]
-    return SourceError(
-        f"source {source!r}: {str(folder)!r} is a table of {kind}: which of its files are live stands in {mark!r}, and "
-        "read as plain Parquet it would give rows that were deleted or replaced too. Export it with a reader of that "
-        "format, such as Spark's spark.read, to a folder of plain Parquet files, and name that folder."
+    return (
+        f"is a table of {kind}: which of its files are live stands in {mark!r}, and read as plain Parquet it would "
+        "give rows that were deleted or replaced too. Export it with a reader of that format, such as Spark's "
+        "spark.read, to a folder of plain Parquet files, and name that folder."
     )
 
 
-def refuse_revisions(source: str, root: Path, names: Iterable[str]) -> None:
+def refuse_revisions(source: str, root: PurePath, names: Iterable[str]) -> None:
     """Refuse files of several revisions of a data set in a hub cache; what they share is left out before."""
     whole = (f"{root}/{name}" for name in names)
     found = sorted({match[0] for name in whole if "/snapshots/" in name and (match := _REVISION.match(name))})
@@ -58,7 +59,7 @@ def refuse_revisions(source: str, root: Path, names: Iterable[str]) -> None:
         )
 
 
-def refuse_copies(source: str, root: Path, names: Iterable[str]) -> None:
+def refuse_copies(source: str, root: PurePath, names: Iterable[str]) -> None:
     """Refuse a file beside a packed copy: ``part.jsonl`` and ``part.jsonl.gz``, or that and ``part.jsonl.zst``."""
     first: dict[str, str] = {}
     copies = []

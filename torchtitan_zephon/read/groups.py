@@ -50,8 +50,8 @@ class Group(NamedTuple):
 class RowGroups:
     """The row groups of one source that have rows, in order of files. Thread-safe.
 
-    ``rows`` and ``sizes`` (bytes of text or ids, see ``sizes``): int64 [groups]. ``columns``: the names of the columns
-    of every file, empty for one without rows. Raises ``SourceError`` for a file that is not as it must be.
+    ``rows``: int64 [groups]. ``columns``: the names of the columns of every file, empty for one without rows. Raises
+    ``SourceError`` for a file that is not as it must be.
     """
 
     def __init__(self, manifest: Manifest, text: TextOf) -> None:
@@ -68,12 +68,9 @@ class RowGroups:
                 if (groups := self._row_groups(shard, first=not found)) is not None:
                     found.append(groups)
                 progress.done()
-        if not found:
-            raise SourceError(f"none of the {len(manifest.shards)} Parquet files in {str(manifest.root)!r} has a row.")
-        table = np.concatenate(found)
-        self._groups, stated = table[:, :-1].copy(), table[:, -1]
+        table = np.concatenate([np.zeros((0, 7), np.int64), *found])
+        self._groups, self._stated = table[:, :-1].copy(), table[:, -1]
         self.rows = self._groups[:, 3]
-        self.sizes = self._text_bytes(stated)
 
     def _row_groups(self, shard: int, first: bool) -> np.ndarray | None:
         """The row groups of a file that have rows: int64 [groups, 7], as in ``Group``, then the bytes that the footer
@@ -116,7 +113,7 @@ class RowGroups:
                 next(_batches(self._footers.open(shard), [group], self._leaves(footer), 1))
         except (pa.ArrowException, OSError) as error:
             raise SourceError(
-                f"{str(path)!r}: column {self._text} cannot be read: {error}. If it is encrypted: no key can be "
+                f"{path!r}: column {self._text} cannot be read: {error}. If it is encrypted: no key can be "
                 "given, so write a plain copy of it."
             ) from error
 
@@ -130,8 +127,10 @@ class RowGroups:
         pairs = zip(self._text.fields, self._leaves(footer), strict=True)
         return [leaf for field, leaf in pairs if field in footer.schema.names]
 
-    def _text_bytes(self, stated: np.ndarray) -> np.ndarray:
+    @functools.cached_property
+    def sizes(self) -> np.ndarray:
         """Bytes of text or of ids in every row group, int64 [groups]; some are measured where no footer states them."""
+        stated = self._stated
         unknown = np.flatnonzero(stated == 0)
         shards, rows, encoded = (self._groups[:, c] for c in (0, 3, 4))
         picked = sizes.sample(shards[unknown], rows[unknown], encoded[unknown])
@@ -174,13 +173,13 @@ class RowGroups:
         try:
             yield
         except (pa.ArrowException, OSError) as error:
-            path = str(self._manifest.path(at.shard))
+            path = self._manifest.path(at.shard)
             raise SourceError(f"{path!r}, row group {at.number}: {error}") from error
 
     def ends_early(self, at: Group) -> SourceError:
         """The error for a row group that is not what it was."""
         return SourceError(
-            f"{str(self._manifest.path(at.shard))!r}, row group {at.number} ends early: the file was changed "
+            f"{self._manifest.path(at.shard)!r}, row group {at.number} ends early: the file was changed "
             "while the job runs."
         )
 

@@ -12,12 +12,13 @@ from typing import Generic, NamedTuple, TypeVar
 
 from .files import Manifest
 from .retry import with_retries
+from .store import Version
 
 V = TypeVar("V")
 
 
 class _Entry(NamedTuple, Generic[V]):
-    version: tuple[int, ...]
+    version: Version
     value: V
     weight: int
 

@@ -37,7 +37,10 @@ def list_files(source: str, path: str, store: Store, below: Pattern | str) -> Li
 
     Raises ``SourceError`` for none, and for what cannot be read or is packed.
     """
-    walk = store.list(below)
+    try:
+        walk = store.list(below)
+    except (SourceError, OSError) as error:  # of a place behind a URL; others collect what they meet
+        raise SourceError(f"source {source!r}: {error}") from None
     files = [_named_in_utf8(walk, file) for file in walk.files]
     if walk.problems:
         problems = sorted(walk.problems, key=lambda p: os.fsencode(p[0]))

@@ -1,9 +1,10 @@
 """One list of files for all ranks of a job: made by one of them, taken by the others, and proved by each.
 
 What flows in: on the rank that lists, the sources, as a program opens them. What flows out: their list as a text, about
-10 bytes a file (100,000 files: 0.9 MB, 0.3 s). The other ranks open the same sources with it, in folders of their own.
+10 bytes a file (100,000 files: 0.9 MB). The other ranks open the same sources with it, in folders of their own.
 They walk no folder and sample no file. Instead a file is compared with the list when it is first opened: its size, and
-its sample where it has one. That is a ``stat`` and up to 16 small reads, once a file and rank.
+its sample where it has one. That is a ``stat`` and up to 16 small reads, once a file and rank. A place behind a URL is
+the same for all ranks and has versions: the list names them, and no other version of a file is ever read.
 
 The price: a file that is missing on one rank is found when that rank opens it, not before, and a file that only one of
 the others has is not read.
@@ -16,8 +17,8 @@ import json
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from pathlib import Path
-from typing import BinaryIO
+from pathlib import PurePath
+from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
 
@@ -27,7 +28,12 @@ from .pattern import Pattern
 from .sample import Sampling
 from .settings import SourceConfig
 from .source import Source, source_of
-from .store import Store
+from .store import Store, Version
+from .stores.cache import with_cache
+from .stores.hub import at_commit
+from .stores.remote import RemoteStore
+from .stores.settings import LOCAL, StorageSettings
+from .stores.url import UrlPath
 from .walk import Walk
 
 
@@ -37,15 +43,20 @@ class Listing:
     def __init__(self) -> None:
         self._found: list[tuple[str, Manifest]] = []
 
-    def __call__(self, name: str, settings: SourceConfig, max_record_bytes: int) -> Source:
+    def __call__(
+        self, name: str, settings: SourceConfig, max_record_bytes: int, storage: StorageSettings = LOCAL
+    ) -> Source:
         """The source ``name``. Raises ``SourceError``."""
-        manifest = list_source(name, settings)
+        manifest = list_source(name, settings, storage)
         self._found.append((name, manifest))
         return source_of(name, settings, max_record_bytes, manifest)
 
     def text(self) -> str:
         """All lists, in the order in which the sources were opened."""
-        plain = [[name, manifest.format, *zip(*manifest.shards, strict=True)] for name, manifest in self._found]
+        plain = [
+            [name, manifest.format, manifest.store.commit, _tags(manifest), *zip(*manifest.shards, strict=True)]
+            for name, manifest in self._found
+        ]
         return base64.b64encode(zlib.compress(json.dumps(plain, separators=(",", ":")).encode())).decode()
 
 
@@ -54,21 +65,43 @@ class TakenListing:
 
     def __init__(self, text: str, rank: str) -> None:
         self._rank = rank
-        self._lists: defaultdict[str, deque[tuple[str, tuple[Shard, ...]]]] = defaultdict(deque)
-        for name, kind, *columns in json.loads(zlib.decompress(base64.b64decode(text))):
-            self._lists[name].append((kind, tuple(map(Shard, *columns))))
+        self._lists: defaultdict[str, deque[_Listed]] = defaultdict(deque)
+        for name, kind, commit, tags, *columns in json.loads(zlib.decompress(base64.b64decode(text))):
+            self._lists[name].append(_Listed(kind, commit, tags, tuple(map(Shard, *columns))))
 
-    def __call__(self, name: str, settings: SourceConfig, max_record_bytes: int) -> Source:
+    def __call__(
+        self, name: str, settings: SourceConfig, max_record_bytes: int, storage: StorageSettings = LOCAL
+    ) -> Source:
         """The source ``name``, at the path that this rank has for it. Raises ``SourceError``."""
         if not self._lists[name]:
             raise SourceError(
                 f"source {name!r} is read by this rank, and rank 0, which lists the files of all ranks, reads no such "
                 "source. Start all ranks with the same job and overrides."
             )
-        kind, shards = self._lists[name].popleft()
-        store, _ = place_of(name, settings.path, settings.format)
-        manifest = Manifest(ProvedStore(name, store, shards, self._rank), kind, shards)
-        return source_of(name, settings, max_record_bytes, manifest)
+        kind, commit, tags, shards = self._lists[name].popleft()
+        path = at_commit(settings.path, commit) if commit else settings.path
+        store, _ = place_of(name, path, settings.format, storage)
+        if isinstance(store, RemoteStore):
+            store.expect({shard.name: (shard.num_bytes, tag) for shard, tag in zip(shards, tags, strict=True)})
+            store = with_cache(store, storage)
+        else:
+            store = ProvedStore(name, store, shards, self._rank)
+        return source_of(name, settings, max_record_bytes, Manifest(store, kind, shards))
+
+
+class _Listed(NamedTuple):
+    """A source in the list. ``tags``: the second part of each file's version, where the place is the same for all."""
+
+    format: str
+    commit: str
+    tags: list[str]
+    shards: tuple[Shard, ...]
+
+
+def _tags(manifest: Manifest) -> list[str]:
+    if not isinstance(manifest.root, UrlPath):
+        return []
+    return [str(manifest.store.version(shard.name)[1]) for shard in manifest.shards]
 
 
 class ProvedStore:
@@ -80,9 +113,14 @@ class ProvedStore:
         self._unproved = {shard.name: shard for shard in shards}
 
     @property
-    def root(self) -> Path:
+    def root(self) -> PurePath:
         """The folder on this machine."""
         return self._store.root
+
+    @property
+    def commit(self) -> str:
+        """None, as of any folder."""
+        return self._store.commit
 
     def path(self, name: str) -> str:
         """The whole path, for messages too."""
@@ -92,9 +130,13 @@ class ProvedStore:
         """What is there, whatever was listed."""
         return self._store.list(below)
 
-    def version(self, name: str) -> tuple[int, ...]:
+    def version(self, name: str) -> Version:
         """Changes when the file does."""
         return self._proved(name).version(name)
+
+    def digest(self, name: str) -> str:
+        """None, as of any folder."""
+        return self._store.digest(name)
 
     def may_read(self, name: str) -> bool:
         """Whether this user may read the file."""

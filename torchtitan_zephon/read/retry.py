@@ -52,6 +52,13 @@ _counting = threading.Lock()
 _worker = threading.local()
 
 
+class RemoteFault(OSError):
+    """A service's fault that may pass by itself; it has a text of its own, as no number says what it is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(errno.EREMOTEIO, text)
+
+
 def with_retries(call: Callable[[], T], path: Path | str, place: str) -> T:
     """``call()``, tried again after a fault that may pass; ``place`` and ``path`` say in the log what is read.
 
@@ -65,17 +72,18 @@ def with_retries(call: Callable[[], T], path: Path | str, place: str) -> T:
         except (OSError, pa.ArrowException, SourceError) as error:
             if (number := transient(error)) is None:
                 raise
+            text = _text(error.__cause__ if isinstance(error, SourceError) else error, number)
             if (wait := next(waits, None)) is None:
-                raise _given_up(error, number, path) from (error.__cause__ or error)
-            _say(path, place, number)
+                raise _given_up(error, number, text, path) from (error.__cause__ or error)
+            _say(path, place, text)
             if not _wait(wait):
                 raise
 
 
-def _given_up(error: Exception, number: int, path: Path | str) -> Exception:
+def _given_up(error: Exception, number: int, text: str, path: Path | str) -> Exception:
     """``error`` with the tries, marked so that a read around this one does not try them all again."""
     tries = f"on each of {len(WAITS_S) + 1} tries in {sum(WAITS_S):g} s"
-    last: Exception = OSError(number, f"{_text(number)}, {tries}", str(path))
+    last: Exception = OSError(number, f"{text}, {tries}", str(path))
     if isinstance(error, SourceError):
         last = SourceError(f"{error} ({tries})")
     last.__dict__["given_up"] = True
@@ -109,7 +117,7 @@ def _wait(seconds: float) -> bool:
     return not ended()
 
 
-def _say(path: Path | str, place: str, number: int) -> None:
+def _say(path: Path | str, place: str, text: str) -> None:
     """One warning a file at its first fault, and again at its 10th, 100th, ..."""
     with _counting:
         _faults[str(path)] += 1
@@ -118,9 +126,11 @@ def _say(path: Path | str, place: str, number: int) -> None:
         logger.warning(
             "zephon: reading %s of %s failed: %s (fault %d of this file). The file is opened again and read up to %d "
             "more times in %g s, so that nothing is lost or read twice.",
-            place, repr(str(path)), _text(number), count, len(WAITS_S), sum(WAITS_S),
+            place, repr(str(path)), text, count, len(WAITS_S), sum(WAITS_S),
         )  # fmt: skip
 
 
-def _text(number: int) -> str:
+def _text(fault: BaseException | None, number: int) -> str:
+    if isinstance(fault, RemoteFault):
+        return str(fault.strerror)
     return f"{errno.errorcode[number]}, {os.strerror(number)}"

@@ -27,6 +27,7 @@ from .walk import File, trouble
 SAMPLE_BYTES = 16 * 2**20
 """Content hashed per source, spread over its shards."""
 SAMPLES_PER_SHARD = 16
+_DIGEST_BYTES = 8
 MOST_SAMPLED_SHARDS = 4096
 _POINTERS = {
     b"version https://git-lfs.github.com/spec/": "of Git LFS; run `git lfs pull` in its repository",
@@ -49,8 +50,10 @@ class Sampling(NamedTuple):
         return cls(every, None if sum(sizes) <= SAMPLE_BYTES else SAMPLE_BYTES // -(-len(sizes) // every))
 
     def look(self, store: Store, name: str, num_bytes: int) -> tuple[str, bytes]:
-        """The hash of a file's sample, and its first bytes. Raises ``OSError``."""
-        h = hashlib.blake2b(digest_size=8)
+        """The hash of a file's sample, and its first bytes; of a place that keeps a hash, that. Raises ``OSError``."""
+        if kept := store.digest(name):
+            return kept[: 2 * _DIGEST_BYTES], b""
+        h = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         with store.open(name) as f:
             if self.budget is None or num_bytes <= self.budget:
                 head = b""

@@ -25,6 +25,7 @@ from .packings import packing_of
 from .retry import with_retries
 from .sequential import Cut, SequentialReader
 from .settings import SourceConfig
+from .stores.settings import LOCAL, StorageSettings
 
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ class Source:
         if chunk.piece == NEXT:
             return f"source {self.name!r}, the next slice of its files"
         path = self.reader.manifest.path(self.reader.shard_of(chunk.piece))
-        return f"source {self.name!r}, file {str(path)!r}, {self.reader.span(chunk)}"
+        return f"source {self.name!r}, file {path!r}, {self.reader.span(chunk)}"
 
     def look_at(self, piece: int) -> None:
         """Raise ``SourceError`` unless the file of ``piece`` is there; a list of another rank is compared with it."""
@@ -129,13 +130,18 @@ def source_of(name: str, settings: SourceConfig, max_record_bytes: int, manifest
         raise SourceError(f"source {name!r}: a file of it cannot be read: {error}.") from error
 
 
-Opening = Callable[[str, SourceConfig, int], Source]
-"""How a source is opened, given its name, settings and the most bytes of a record. Raises ``SourceError``."""
+Opening = Callable[[str, SourceConfig, int, StorageSettings], Source]
+"""How a source is opened, given its name, settings, the most bytes of a record, and how remote files are reached."""
 
 
-def open_source(name: str, settings: SourceConfig, max_record_bytes: int = DEFAULTS.max_record_bytes) -> Source:
+def open_source(
+    name: str,
+    settings: SourceConfig,
+    max_record_bytes: int = DEFAULTS.max_record_bytes,
+    storage: StorageSettings = LOCAL,
+) -> Source:
     """List, fingerprint and open the source ``name``. Raises ``SourceError``."""
-    return source_of(name, settings, max_record_bytes, list_source(name, settings))
+    return source_of(name, settings, max_record_bytes, list_source(name, settings, storage))
 
 
 def _reader(name: str, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> Reader:

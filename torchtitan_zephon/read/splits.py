@@ -13,7 +13,7 @@ import glob
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from ..errors import SourceError
@@ -50,14 +50,14 @@ class Split(NamedTuple):
         return self.word in TRAINING
 
 
-def names_of_split(source: str, root: Path, names: list[str], split: str) -> list[str]:
+def names_of_split(source: str, root: PurePath, names: list[str], split: str) -> list[str]:
     """The ``names`` of one split; of all where it is empty. Raises ``SourceError``, also where they are mixed."""
     own = _chosen(source, root, names, split) if split else names
     _refuse_mixed(source, root, own, split)
     return own
 
 
-def _chosen(source: str, root: Path, names: list[str], split: str) -> list[str]:
+def _chosen(source: str, root: PurePath, names: list[str], split: str) -> list[str]:
     """The names that say ``split``; where none says just this word, those that say another word for the same split."""
     wanted = _words(f"{split}/")
     said = [_said(name, wanted) for name in names]
@@ -103,7 +103,7 @@ def _split_words(words: Words) -> list[str]:
     return [word for word in words if word in TRAINING or word in EVALUATION]
 
 
-def _refuse_mixed(source: str, root: Path, names: list[str], split: str) -> None:
+def _refuse_mixed(source: str, root: PurePath, names: list[str], split: str) -> None:
     """Refuse training data beside validation or test data: one folder holds both, under names that match."""
     if not all(any(word in name.lower() for name in names for word in words) for words in _COULD_BE):
         return
@@ -163,7 +163,7 @@ def _words(name: str) -> Words:
     return tuple(word.rstrip("0123456789") or word for word in words)
 
 
-def _way(root: Path, folder: str, split: Split, every: bool) -> str:
+def _way(root: PurePath, folder: str, split: Split, every: bool) -> str:
     """A path that reads one split. ``every``: of all folders below the root that are alike."""
     is_folder = split.name.endswith("/")
     if is_folder and not every:

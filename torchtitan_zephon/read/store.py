@@ -1,13 +1,13 @@
 """Where the files of a source lie: the only way from a reader to their bytes.
 
-A name is a file's path relative to the root, in UTF-8, with ``/``. There is the local file system so far; another place
-is another class with these methods. Errors are the system's own, so that ``retry.py`` can tell which may pass.
+A name is a file's path relative to the root, in UTF-8, with ``/``. This is the local file system; ``stores`` has those
+behind a URL. Errors are the system's own, so that ``retry.py`` can tell which may pass.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO, Protocol
 
 import pyarrow as pa
@@ -15,18 +15,27 @@ import pyarrow as pa
 from .pattern import Pattern
 from .walk import Walk
 
-_BUFFER_BYTES = 4096
+BUFFER_BYTES = 4096
 """Python's own choice is a block of the file system, which may be 4 MiB, and that much would be read for every look."""
+
+Version = tuple[int, int | str]
+"""Of a file: its size in bytes, and whatever else changes when the file does."""
 
 
 class Store(Protocol):
-    """What a place must offer. A ``version`` changes when the file does."""
+    """What a place must offer. All reads of a file give one version of it, or an error.
+
+    ``commit``: what all files are of, in a place that has commits; else ''.
+    """
 
     @property
-    def root(self) -> Path: ...
+    def root(self) -> PurePath: ...
+    @property
+    def commit(self) -> str: ...
+    def digest(self, name: str) -> str: ...
     def path(self, name: str) -> str: ...
     def list(self, below: Pattern | str) -> Walk: ...
-    def version(self, name: str) -> tuple[int, ...]: ...
+    def version(self, name: str) -> Version: ...
     def may_read(self, name: str) -> bool: ...
     def read(self, name: str, start: int, stop: int) -> bytes: ...
     def open(self, name: str) -> BinaryIO: ...
@@ -38,7 +47,14 @@ class LocalStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.commit = ""
         self._prefix = os.path.join(root, "")  # noqa: PTH118
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LocalStore) and self.root == other.root
+
+    def __hash__(self) -> int:
+        return hash(self.root)
 
     def path(self, name: str) -> str:
         """The whole path, for messages too. Names differ from those of the system in odd locales only."""
@@ -54,10 +70,14 @@ class LocalStore:
             walk.named(below)
         return walk
 
-    def version(self, name: str) -> tuple[int, ...]:
+    def version(self, name: str) -> Version:
         """Size in bytes, and nanoseconds of the last change."""
         status = os.stat(self.path(name))  # noqa: PTH116
         return status.st_size, status.st_mtime_ns
+
+    def digest(self, name: str) -> str:
+        """A hash of the content that the place itself keeps, in hex; a disk keeps none."""
+        return ""
 
     def may_read(self, name: str) -> bool:
         """Whether this user may read the file; it is not opened."""
@@ -71,7 +91,7 @@ class LocalStore:
 
     def open(self, name: str) -> BinaryIO:
         """The file, for several reads."""
-        return open(self.path(name), "rb", buffering=_BUFFER_BYTES)
+        return open(self.path(name), "rb", buffering=BUFFER_BYTES)
 
     def open_for_arrow(self, name: str) -> pa.NativeFile:
         """The file, for readers of Arrow, which read without the GIL."""

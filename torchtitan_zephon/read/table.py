@@ -69,16 +69,21 @@ class Decoder:
         return without(documents, bad), bad
 
     def _records(self, rows: Rows) -> Documents:
-        own = {top_of(rows.names, field) for field in self.fields}
-        columns = tuple(name for name in rows.names if name in self.asked | own and rows.names.count(name) == 1)
+        tops = {top_of(rows.names, field) for field in self.fields}
+        own = tuple(name for name in rows.names if name in tops)
+        columns = tuple(name for name in rows.names if name in self.asked | tops and rows.names.count(name) == 1)
         try:
             batches = rows.batches(columns)
         except SourceError:  # of a column that the functions of these rows may not ask for
-            columns = tuple(own)
+            columns = own
             batches = rows.batches(columns)
-        arrays = {name: [readable(batch.column(name)) for batch in batches] for name in columns if name in own}
-        arrays |= {name: [batch.column(name) for batch in batches] for name in columns if name not in own}
-        found = Columns(arrays, lambda name: self._column(rows, name), rows.origin[:, 2], self.most_bytes)
+
+        def arrays(name: str) -> list[pa.Array]:
+            found = [batch.column(name) for batch in batches]
+            return [*map(readable, found)] if name in own else found
+
+        read = {name: arrays(name) for name in columns}
+        found = Columns(read, lambda name: self._column(rows, name), rows.origin[:, 2], self.most_bytes)
         return Documents.of_values({RECORD: list(lazy_records(rows.names, found, len(rows.origin)))}, rows.origin)
 
     def _column(self, rows: Rows, name: str) -> list[pa.Array]:

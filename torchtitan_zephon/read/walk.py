@@ -14,7 +14,7 @@ import re
 import stat
 from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from ..progress import Progress
@@ -71,7 +71,7 @@ class File(NamedTuple):
 class Walk:
     """Collects, and raises nothing: which of several problems is told must not depend on the order of a listing."""
 
-    def __init__(self, root: Path, pattern: Pattern) -> None:
+    def __init__(self, root: PurePath, pattern: Pattern) -> None:
         self.root, self.pattern = root, pattern
         self.files: list[File] = []
         self.left_out: list[LeftOut] = []

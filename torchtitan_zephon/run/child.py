@@ -28,6 +28,7 @@ from ..ops.tokenize import Backend
 from ..plan.layout import Layout
 from ..program import Program, compile_program
 from ..read.source import Source, source_of
+from ..read.stores.settings import StorageSettings
 from ..state import Snapshot, listed
 from .engine import LaneEngine
 from .messages import Ended, Failed, FromLoader, Ready, Said, Save, Saved, Setup, Taken
@@ -164,7 +165,7 @@ class _Loader:
 def _compiled(setup: Setup) -> Program:
     """The trainer's program, compiled once more of the same files. Raises ``SourceError`` if they changed."""
 
-    def opening(name: str, settings: SourceConfig, max_record_bytes: int) -> Source:
+    def opening(name: str, settings: SourceConfig, max_record_bytes: int, storage: StorageSettings) -> Source:
         return source_of(name, settings, max_record_bytes, setup.files[name].manifest)
 
     backend = cast(Backend, setup.at.stream.tokenizer_backend)

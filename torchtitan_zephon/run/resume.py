@@ -1,20 +1,25 @@
 """From a checkpoint's loader state to the place a stream goes on from, or to the reason why it cannot.
 
 What flows in: the state, and the program, layout and settings it is to go on with. What flows out: the decoded
-stream and lane states, and the program on the checkpoint's tokenizer back-end. Nothing is read or changed here.
+stream and lane states, and the program on the checkpoint's commits and tokenizer back-end. Nothing is changed here.
 """
 
 from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from ..config import RunSettings
 from ..errors import StateError, TokenizerError
 from ..ops.tokenize import Backend
 from ..plan.layout import Layout
-from ..program import Program
+from ..program import Program, compile_program
+from ..read.settings import SourceConfig
+from ..read.source import Source, open_source, source_of
+from ..read.stores.hub import COMMIT, at_commit
+from ..read.stores.settings import StorageSettings
 from ..state import (
     NEW_STREAM,
     OLDER_STEP,
@@ -30,8 +35,11 @@ from ..state import (
 from .consistent import check_lane, check_stream
 
 
-def decode_state(state: Any, program: Program, layout: Layout, settings: RunSettings) -> Snapshot:
-    """The place in ``state``. Everything that can be wrong with a state, found before anything here changes."""
+def decode_state(state: Any, program: Program, layout: Layout, settings: RunSettings) -> tuple[Snapshot, Program]:
+    """The place in ``state``, and ``program`` pinned to it.
+
+    Everything that can be wrong with a state is found before anything here changes.
+    """
     if not isinstance(state, Mapping):
         raise StateError(
             f"the checkpoint's loader state is a {type(state).__name__}, not a table, so it was not made by "
@@ -44,6 +52,7 @@ def decode_state(state: Any, program: Program, layout: Layout, settings: RunSett
             f"{NEW_STREAM}"
         )
     stream = decode_stream(state["stream"])
+    program = pinned(program, stream.recipe)
     check_recipe(stream.recipe, program.identity)
     check_stream(stream, program)
     check_strays(state["lane"], layout.lanes)
@@ -73,7 +82,39 @@ def decode_state(state: Any, program: Program, layout: Layout, settings: RunSett
         for n, lane in program.lanes(lanes, rates).items():
             if not lane.plan.holds(tuple(lanes[n].start.sources.values())):
                 raise no_such_place(n)
-    return Snapshot(stream, tuple(lanes.values()))
+    return Snapshot(stream, tuple(lanes.values())), program
+
+
+def pinned(program: Program, before: Mapping[str, Any]) -> Program:
+    """``program`` with the commits of ``before``, a checkpoint's recipe, for sources whose paths name none.
+
+    What a path such as ``hf://OWNER/NAME``, or a branch, means may have moved on since.
+    """
+    manifests, sources = {source.name: source.reader.manifest for source in program.sources}, {}
+    for name, own in program.recipe.sources.items():
+        commit = _commit_of(before, name)
+        moved = commit and commit != manifests[name].store.commit
+        sources[name] = replace(own, path=at_commit(own.path, commit)) if moved else own
+    if sources == program.recipe.sources:
+        return program
+
+    def opening(name: str, settings: SourceConfig, max_record_bytes: int, storage: StorageSettings) -> Source:
+        if settings == program.recipe.sources[name]:
+            return source_of(name, settings, max_record_bytes, manifests[name])
+        return open_source(name, settings, max_record_bytes, storage)
+
+    recipe, tokenize = replace(program.recipe, sources=sources), program.tokenize
+    return compile_program(
+        recipe, program.seq_len, tokenize.spec, program.functions, tokenize.backend, opening, program.storage
+    )
+
+
+def _commit_of(recipe: Mapping[str, Any], source: str) -> str:
+    """The commit of a source in a recipe as plain values; '' if it has none."""
+    sources = recipe.get("sources")
+    own = sources.get(source) if isinstance(sources, Mapping) else None
+    commit = own.get("commit") if isinstance(own, Mapping) else None
+    return commit if isinstance(commit, str) and COMMIT.fullmatch(commit) else ""
 
 
 def on_backend(before: str, program: Program, settings: RunSettings) -> Program:

@@ -202,8 +202,8 @@ class RankStream:
 
         The data is replayed and compared when the next batch is asked for.
         """
-        at = decode_state(state, self.program, self.layout, self.settings)
-        self.program = on_backend(at.stream.tokenizer_backend, self.program, self.settings)
+        at, program = decode_state(state, self.program, self.layout, self.settings)
+        self.program = on_backend(at.stream.tokenizer_backend, program, self.settings)
         self._drop()
         self._ended, self._failure = False, None
         backend, batch = self.program.tokenize.backend, self.layout.global_batch_size

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Recipe, RunSettings
 from ..errors import TokenizerError
-from ..ops.tokenize import TokenizerSpec, Wanted
+from ..ops.tokenize import TokenizerSpec
 from ..ops.tokenizer_files import FILES, Roles, make_spec, open_tokenizer, spec_of, unusable
 from ..plan.layout import Layout
 from ..program import Program, compile_program
@@ -62,18 +62,21 @@ class Feed:
     def program(self, seq_len: int, tokenizer: BaseTokenizer, opening: Opening = open_source) -> Program:
         """The compiled program, as the trainer's ``tokenizer`` makes ids."""
         spec = tokenizer_spec(tokenizer, self.recipe)
-        return compiled(self.effective, seq_len, spec, self.settings.tokenizer_backend, opening)
+        return compiled(self.effective, seq_len, spec, self.settings, opening)
 
 
 _programs: dict[str, Program] = {}
 
 
-def compiled(recipe: Recipe, seq_len: int, tokenizer: TokenizerSpec, backend: Wanted, opening: Opening) -> Program:
+def compiled(
+    recipe: Recipe, seq_len: int, tokenizer: TokenizerSpec, settings: RunSettings, opening: Opening
+) -> Program:
     """The compiled program, kept for the life of the process: the start-up check, the loader, and
     the validator (which builds its loader anew every time) ask for the same one."""
-    key = f"{recipe!r} {seq_len} {tokenizer.identity!r} {backend}"
+    backend = settings.tokenizer_backend
+    key = f"{recipe!r} {seq_len} {tokenizer.identity!r} {backend} {settings.reach}"
     if key not in _programs:
-        _programs[key] = compile_program(recipe, seq_len, tokenizer, backend=backend, opening=opening)
+        _programs[key] = compile_program(recipe, seq_len, tokenizer, backend=backend, opening=opening, storage=settings)
     return _programs[key]
 
 

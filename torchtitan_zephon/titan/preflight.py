@@ -108,7 +108,7 @@ def reading_of(start: Start, loader: Loader, opening: Opening, *, sampled: bool)
     return Reading(
         feed.effective,
         load=lambda: loaded(start.hf_assets_path, spec),
-        backend=feed.settings.tokenizer_backend,
+        settings=feed.settings,
         seq_len=loader.seq_len,
         vocab_size=start.vocab_size,
         sampled=sampled,

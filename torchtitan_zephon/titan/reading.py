@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ..config import Recipe
+from ..config import Recipe, RunSettings
 from ..errors import TokenizerError
 from ..estimate import Estimate
-from ..ops.tokenize import Tokenize, TokenizerSpec, Wanted, check_vocabulary, tokenize
+from ..ops.tokenize import Tokenize, TokenizerSpec, check_vocabulary, tokenize
 from ..ops.tokenizer_files import unusable
 from ..plan.chunking import ChunkTable
 from ..plan.slices import SliceTable
@@ -83,7 +83,7 @@ class Reading:
         recipe: Recipe,
         *,
         load: Callable[[], TokenizerSpec],
-        backend: Wanted,
+        settings: RunSettings,
         seq_len: int | None,
         vocab_size: int | None,
         sampled: bool = True,
@@ -93,7 +93,7 @@ class Reading:
 
         ``sampled``: whether a sample of the records is measured, as where a stream begins. ``opening``: of sources.
         """
-        self.recipe, self.load, self.backend = recipe, load, backend
+        self.recipe, self.load, self.settings = recipe, load, settings
         self.seq_len, self.vocab_size, self.sampled, self.opening = seq_len, vocab_size, sampled, opening
         self.tokenize: Tokenize | None = None
         self.program: Program | None = None
@@ -107,11 +107,11 @@ class Reading:
     def compiled(self, recipe: Recipe) -> Program:
         """The program of ``recipe``, which is this one or a part of it."""
         assert self.tokenize is not None and self.seq_len is not None
-        return compiled(recipe, self.seq_len, self.tokenize.spec, self.backend, self.opening)
+        return compiled(recipe, self.seq_len, self.tokenize.spec, self.settings, self.opening)
 
 
 def _load_tokenizer(reading: Reading) -> None:
-    reading.tokenize = tokenize(reading.load(), reading.backend)
+    reading.tokenize = tokenize(reading.load(), reading.settings.tokenizer_backend)
 
 
 def _check_vocabulary(reading: Reading) -> None:

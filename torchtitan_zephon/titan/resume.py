@@ -10,6 +10,7 @@ from ..config import RunSettings
 from ..errors import RecipeChangedError
 from ..plan.layout import Layout
 from ..program import Program
+from ..run.resume import pinned
 from ..run.stream import RankStream
 from ..state import NEW_STREAM, StreamState, decode_stream, listed
 from .checkpoint import check_files, check_moment, model_only, read_loader_state, read_trainer_step
@@ -54,6 +55,8 @@ def _read_files(resume: Resume) -> None:
 def _read_state(resume: Resume) -> None:
     resume.state = read_loader_state(resume.path)
     resume.stream = decode_stream(resume.state["stream"])
+    if resume.program is not None:
+        resume.program = pinned(resume.program, resume.stream.recipe)
 
 
 def _compare(resume: Resume) -> None:

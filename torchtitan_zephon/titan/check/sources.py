@@ -31,7 +31,7 @@ def read(job: Job, generation: Generation, recipe: Recipe, vocab_size: int | Non
     reading = Reading(
         recipe,
         load=lambda: tokenizer_of(job, recipe),
-        backend=job.settings.tokenizer_backend,
+        settings=job.settings,
         seq_len=seq_len,
         vocab_size=vocab_size,
     )
@@ -51,7 +51,7 @@ def read_alone(reading: Reading, name: str) -> None:
         program = reading.compiled(dataclasses.replace(recipe, sources={name: recipe.sources[name]}))
         reading.sources += facts_of(program, recipe)
         return
-    source = opened(name, recipe)
+    source = opened(name, recipe, storage=reading.settings)
     chunk, _ = cut(0, source.reader.pieces(), recipe.chunk_bytes, recipe.lanes).chunk(0, 0, 0)
     read_documents(source, chunk, (), recipe)
 

@@ -1,0 +1,1 @@
+"""Files behind a URL: one client a protocol, and one store over all of them."""
