@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.scenarios import says, small_pipeline, tokenizer_folder
+from tests.scenarios import says, small_pipeline, tokenizer_folder, write_parquet
 from torchtitan_zephon import ConfigError, Dataset, Pipeline, SourceError, StaticMixtureWorkSource
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.read import tokens
@@ -216,6 +216,15 @@ def test_ids_of_a_type_that_cannot_hold_the_vocabulary_are_refused(tmp_path: Pat
     with pytest.raises(SourceError) as error:
         pipeline.explain()
     says(error, "source 's'", "ends at 255", "end at 383", "uint32")
+
+
+def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
+    write_raw(tmp_path / "a.bin", documents_of(9), "uint16")
+    with pytest.raises(SourceError, match=r"document_end = 70,000 is above 65,535"):
+        opened(tmp_path, format="tokens", dtype="uint16", document_end=70_000)
+    write_parquet(tmp_path / "b" / "b.parquet", ["one"])
+    with pytest.raises(SourceError, match=r"dtype = 'uint16' is a setting of the format mds and tokens, .* parquet"):
+        opened(tmp_path / "b", dtype="uint16")
 
 
 def test_a_wrong_setting_of_a_dataset_is_told() -> None:

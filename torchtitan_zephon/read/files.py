@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..errors import SourceError
 from .folders import refuse_copies, refuse_revisions, refuse_tables
-from .formats import check_format, format_of
+from .formats import check_format, check_settings, format_of
 from .listing import SHOWN_NAMES, left_out_text, list_files
 from .pattern import Pattern, root_of
 from .sample import sample
@@ -92,6 +92,7 @@ def list_source(name: str, settings: SourceConfig, storage: StorageSettings = LO
     left_out += tuple(LeftOut(file.name, Reason.OTHER_SPLIT) for file in found if file.name not in own)
     names = [file.name for file in files]
     kind = settings.format or _format(name, path, root, names)
+    check_settings(name, kind, settings)
     if kind == "parquet" and isinstance(root, Path):
         refuse_tables(name, root, tables, names)
     refuse_revisions(name, root, names)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..errors import SourceError, nearest
 from .packings import unpacked_name
+from .settings import HEEDED, FormatSettings
 
 ENTRY_POINTS = "torchtitan_zephon.formats"
 
@@ -111,6 +112,18 @@ def check_format(source: str, name: str) -> None:
         raise SourceError(
             f"source {source!r}: format = {name!r} is none of {listed}. {nearest(name, formats())}".rstrip()
         )
+
+
+def check_settings(source: str, kind: str, settings: FormatSettings) -> None:
+    """Raise ``SourceError``, which names ``source``, for settings that the format ``kind`` does not heed."""
+    defaults = FormatSettings()
+    for name, heeded in HEEDED.items():
+        value = getattr(settings, name)
+        if value != getattr(defaults, name) and kind not in heeded:
+            raise SourceError(
+                f"source {source!r}: {name} = {value!r} is a setting of the format {' and '.join(heeded)}, and the "
+                f"files are of the format {kind}. Leave it out, or state the format."
+            )
 
 
 def other_format(name: str, head: bytes) -> str | None:

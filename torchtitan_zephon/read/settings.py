@@ -41,6 +41,15 @@ class FormatSettings:
     )
 
 
+HEEDED = {
+    "record": ("text",),
+    "dtype": ("mds", "tokens"),
+    "document_end": ("tokens",),
+    "delimiter": ("csv",),
+}
+"""The formats that heed each of these settings."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SourceConfig(FormatSettings):
     """One named source: ``[zephon.sources.NAME]``."""

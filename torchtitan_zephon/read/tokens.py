@@ -112,6 +112,11 @@ class TokensReader(PlacedReader):
         self._dtype, self._end = settings.dtype, settings.document_end
         self._layouts = Kept(manifest, "the header", self._layout, lambda layout: 1, KEPT_LAYOUTS)
         self.largest_id = max(int(np.iinfo(self._layouts.of(shard).dtype).max) for shard in self.first_look())
+        if self._end is not None and self._end > self.largest_id:
+            raise SourceError(
+                f"{self.path(0)!r}: document_end = {self._end:,} is above {self.largest_id:,}, the largest id of its "
+                "type, so no document would end. Write the id that the files have behind each document."
+            )
 
     def _layout(self, shard: int) -> Layout:
         name, num_bytes, _ = self.manifest.shards[shard]
