@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from functools import partial
@@ -24,6 +25,7 @@ from torchtitan_zephon import SourceConfig, SourceError
 from torchtitan_zephon.read.files import Manifest, list_source
 from torchtitan_zephon.read.one_list import Listing, TakenListing
 from torchtitan_zephon.read.store import Store
+from torchtitan_zephon.read.stores import clients
 from torchtitan_zephon.read.stores.settings import LOCAL
 from torchtitan_zephon.read.walk import Reason
 
@@ -250,6 +252,27 @@ def test_a_cut_connection_is_taken_up_at_the_byte_reached(bucket: Bucket, store:
     starts = [int(seen.span.removeprefix("bytes=").partition("-")[0]) for seen in bucket.proxy.seen]
     assert starts == sorted(starts) and starts[1] > 200_000 and starts[2] > 500_000
     assert bucket.proxy.body_bytes < 1_200_000
+
+
+def test_slow_bytes_are_bytes(bucket: Bucket, store: Store) -> None:
+    bucket.proxy.faults.append(Fault(pause_s=0.02))
+    assert store.read("x.jsonl", 0, 500_000) == DATA[:500_000]
+    assert len(bucket.proxy.seen) == 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_connection_that_goes_silent_is_given_up_and_taken_up_at_the_byte_reached(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "IDLE_S", 1)
+    put(bucket.server, bucket.name, {"x.jsonl": DATA})
+    store, _ = listing_of(bucket.url("x.jsonl"))
+    bucket.proxy.clear()
+    bucket.proxy.faults.append(Fault(pause_s=3))
+    began = time.monotonic()
+    assert store.read("x.jsonl", 0, 500_000) == DATA[:500_000]
+    assert len(bucket.proxy.seen) == 2
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.usefixtures("quick")
