@@ -3,8 +3,8 @@
 What flows in: nothing but the sizes below (two sources at 0.7 and 0.3, log-normal shard sizes, 4.1 bytes a token). What
 flows out: seconds and memory to cut the shards into chunks; the time to plan every chunk of one lane from the first to
 the last token of the run, as a share of one core at the rate at which 4,096 GPUs would eat it; the bytes of a
-checkpoint's state and the seconds in which a rank decodes all of it; and, with --files N, the seconds to list and
-fingerprint a real folder of N small files.
+checkpoint's state and the seconds in which a rank decodes all of it; and, with --files N, seconds, memory and calls to
+open a real source of N small files, JSONL and Parquet.
 
     python benchmarks/scale.py [--files 100000]
 """
@@ -12,20 +12,23 @@ fingerprint a real folder of N small files.
 from __future__ import annotations
 
 import argparse
+import io
+import subprocess
+import sys
 import tempfile
 import time
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from torchtitan_zephon.ops.carried import to_plain
 from torchtitan_zephon.plan.chunking import Pieces, cut
 from torchtitan_zephon.plan.cursor import Endless, LaneRuns, lane_offsets, order_keys
 from torchtitan_zephon.plan.mixture import Mixture, integer_weights, lane_begin, lane_phases
 from torchtitan_zephon.plan.segments import LanePlan, SourcePlace
-from torchtitan_zephon.read.files import list_source
-from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.records import Documents
 from torchtitan_zephon.state import LaneState, SegmentStart, decode_lane, encode_lane
 
@@ -102,15 +105,48 @@ def main() -> None:
     print(f"state: {len(states[0]):,} bytes a lane, of which the carry of {SEQ_LEN:,} tokens is most; ", end="")
     print(f"{sum(map(len, states)) / 1e6:.1f} MB for {LANES:,} lanes, decoded in {time.perf_counter() - started:.2f} s")
 
-    if options.files:
+    for ending in ("jsonl", "parquet") if options.files else ():
         with tempfile.TemporaryDirectory() as name:
-            for k in range(options.files):
-                folder = Path(name, f"{k // 1000:04d}")
-                folder.mkdir(exist_ok=True)
-                (folder / f"{k:07d}.jsonl").write_bytes(b'{"text":"x"}\n')
-            started = time.perf_counter()
-            list_source("s", SourceConfig(path=name))
-            print(f"listed and fingerprinted {options.files:,} files in {time.perf_counter() - started:.1f} s")
+            write_files(Path(name), options.files, ending)
+            child = subprocess.run([sys.executable, "-c", OPEN, name], capture_output=True, text=True, check=True)
+            print(f"{options.files:,} {ending} files: {child.stdout}", end="")
+
+
+OPEN = r"""
+import collections, pathlib, re, sys, time
+import orjson, pyarrow.parquet
+from torchtitan_zephon.read.settings import SourceConfig
+from torchtitan_zephon.read.source import open_source
+from torchtitan_zephon.read.store import LocalStore
+
+calls = collections.Counter()
+for name in ("open", "open_for_arrow", "may_read"):
+    def counted(self, *arguments, name=name, real=getattr(LocalStore, name)):
+        calls[name] += 1
+        return real(self, *arguments)
+    setattr(LocalStore, name, counted)
+def most_mb():
+    return int(re.search("VmHWM:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1]) / 1024
+before = most_mb()
+began = time.perf_counter()
+pieces = open_source("s", SourceConfig(path=sys.argv[1])).reader.pieces()
+seconds = time.perf_counter() - began
+print(f"{len(pieces.sizes):,} pieces in {seconds:.1f} s and {most_mb() - before:.0f} MB; {dict(calls)}")
+"""
+
+
+def write_files(folder: Path, files: int, ending: str) -> None:
+    """Small files of the same content, 1,000 a folder."""
+    content = b'{"text":"x"}\n'
+    if ending == "parquet":
+        pq.write_table(
+            pa.table({"text": [f"a text of some words, number {n}" for n in range(8)]}), sink := io.BytesIO()
+        )
+        content = sink.getvalue()
+    for k in range(files):
+        below = folder / f"{k // 1000:04d}"
+        below.mkdir(exist_ok=True)
+        (below / f"{k:07d}.{ending}").write_bytes(content)
 
 
 if __name__ == "__main__":

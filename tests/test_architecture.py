@@ -65,9 +65,10 @@ ALLOWED: dict[str, set[str]] = {
     "state": {"bad_records", "changes", "plan", "sealed", "records", "errors"},
     "lane": {"lane", "bad_records", "balance", "plan", "ops", "sealed", "state", "records", "errors"},
     "ledger": {"plan.layout", "errors"},
-    "estimate": {"plan", "read", "errors"},
+    "estimate": {"balance", "plan", "read", "errors"},
     "identity": {"ops", "plan.mixture", "read", "settings", "state"},
     "program": {
+        "balance",
         "identity",
         "cache",
         "config",

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, strategies as st
 
 from tests.scenarios import global_batches, rank_steps, says, small_pipeline, texts_of, write_jsonl
-from torchtitan_zephon import FunctionError, Pipeline, RecordError, SourceError
+from torchtitan_zephon import FunctionError, Pipeline, RecordError, SourceConfig, SourceError
+from torchtitan_zephon.bad_records import BadRecordSettings
 from torchtitan_zephon.balance import Balance, Read
+from torchtitan_zephon.documents import read_documents
+from torchtitan_zephon.metrics import Gauges
+from torchtitan_zephon.ops.functions import Function
+from torchtitan_zephon.plan.chunking import Chunk
+from torchtitan_zephon.read.files import Manifest, Shard
+from torchtitan_zephon.read.jsonl import JsonlReader
+from torchtitan_zephon.read.source import Source
+from torchtitan_zephon.read.store import LocalStore
 from torchtitan_zephon.state import decode_lane
+from torchtitan_zephon.text_of import text_of
 
 MOST = 4000
 """max_record_bytes of these tests; a good record has at most about 300."""
@@ -26,13 +39,10 @@ KINDS: dict[str, dict[str, int]] = {
     "lines": {"line": 20, "field": 10, "size": 5},
     "rows": {"column": 5, "field": 5, "size": 5},
     "tokens": {"ids": 15, "size": 5},
+    "packed": {"line": 20, "field": 10, "size": 5},
 }
 """By source, how many of its records are bad, by kind: 1 % of each kind of damage."""
-WITH_FUNCTIONS = {
-    "lines": {**KINDS["lines"], "function": 5, "result": 5},
-    "rows": {**KINDS["rows"], "function": 5, "result": 5},
-    "tokens": {**KINDS["tokens"], "function": 5, "result": 5},
-}
+WITH_FUNCTIONS = {name: {**kinds, "function": 5, "result": 5} for name, kinds in KINDS.items()}
 
 
 def lines() -> list[bytes]:
@@ -77,7 +87,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         path.write_bytes(b"\n".join(lines()[half * part : half * (part + 1)]) + b"\n\n")
     pq.write_table(rows(), folder / "rows.parquet", row_group_size=90)
     pq.write_table(tokens(), folder / "tokens.parquet", row_group_size=120)
-    return {"lines": folder / "lines", "rows": folder / "rows.parquet", "tokens": folder / "tokens.parquet"}
+    (folder / "packed.jsonl.gz").write_bytes(gzip.compress(b"\n".join(lines())))
+    names = {"lines": "lines", "rows": "rows.parquet", "tokens": "tokens.parquet", "packed": "packed.jsonl.gz"}
+    return {source: folder / name for source, name in names.items()}
 
 
 def fail_or_drop(record: dict[str, Any]) -> Any:
@@ -119,7 +131,46 @@ def test_each_kind_is_counted_exactly_by_source_on_any_ranks_and_workers(
         for read in total.sources.values():
             assert read.records == RECORDS == read.documents + read.empty + read.filtered + read.num_refused
             assert (read.empty, read.filtered) == (5, 5 * functions)
-        assert total.tokens_held == 0 and "refused (column 5, field 15" in str(total)
+        assert total.tokens_held == 0 and "refused (column 5, field 25" in str(total)
+
+
+LINES = {
+    "good": b'{"id": %d, "text": "some text"}',
+    "blank": b"  ",
+    "empty": b'{"id": %d, "text": ""}',
+    "cut": b'{"id": %d, "te',
+    "null": b'{"id": %d, "text": null}',
+    "large": b'{"id": %d, "text": "' + b"x" * 100 + b'"}',
+    "failing": b'{"id": 83, "text": "%d"}',
+    "dropped": b'{"id": 99, "text": "%d"}',
+}
+
+
+@given(st.lists(st.sampled_from([*LINES]), max_size=30), st.integers(1, 300), st.booleans(), st.booleans())
+def test_all_records_are_accounted_for_however_they_are_cut(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], size: int, final: bool, functions: bool
+) -> None:
+    data = b"\n".join(LINES[kind].replace(b"%d", b"%d" % n) for n, kind in enumerate(kinds)) + b"\n" * final
+    path = tmp_path_factory.getbasetemp() / "property.jsonl"
+    path.write_bytes(data)
+    reader = JsonlReader(
+        Manifest(LocalStore(path.parent), "jsonl", (Shard(path.name, len(data), ""),)), SourceConfig(), 90
+    )
+    source = Source("s", text_of("text"), reader)
+    calls = (Function("map", fail_or_drop, "m"), Function("filter", lambda record: record["id"] != 99, "f"))
+    total = Read()
+    for start in range(0, len(data), size):
+        chunk = Chunk(0, 0, 0, 0, start, min(start + size, len(data)), 0)
+        policy = BadRecordSettings(on_bad_record="skip")
+        read = read_documents(source, chunk, calls if functions else (), policy).read
+        assert read.records == read.documents + read.empty + read.filtered + read.num_refused
+        total.add(read)
+    times = Counter(kinds)
+    assert total.records == len(kinds) - times["blank"]
+    assert (total.empty, total.filtered) == (times["empty"], times["dropped"] * functions)
+    expected = {"line": times["cut"], "field": times["null"], "size": times["large"]}
+    expected["function"] = times["failing"] * functions
+    assert numbers(total) == {kind: count for kind, count in expected.items() if count}
 
 
 def test_the_good_records_give_the_batches_that_they_give_alone(sources: dict[str, Path], tmp_path: Path) -> None:
@@ -163,6 +214,15 @@ def test_figures_after_a_resume_count_from_the_beginning_of_the_stream(sources: 
     assert whole.figures is not None and again.figures is not None
     assert again.figures.refused == whole.figures.refused
     assert sum(again.figures.refused) > again.balance.read.num_refused
+
+
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_the_metric_is_the_number_of_bad_records(sources: dict[str, Path], runner: Any) -> None:
+    stream = skipping(sources, repeat=False).options(runner=runner).for_rank(0, 1)
+    rank_steps(stream, 10**6)
+    found = Gauges(stream).read()
+    for name, kinds in KINDS.items():
+        assert found[f"zephon/bad_records/{name}"] == sum(kinds.values()) == stream.balance.sources[name].num_refused
 
 
 def test_a_run_that_a_bad_record_ended_continues_with_skip(sources: dict[str, Path]) -> None:
@@ -216,7 +276,7 @@ def test_the_log_tells_the_first_of_each_kind_and_then_powers_of_ten(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         balance_of(skipping({"lines": sources["lines"]}, repeat=False), 1)
-    said = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    said = [r.getMessage() for r in caplog.records if "so far" in r.getMessage()]
     assert all(
         re.search(r"source 'lines': bad records \((line|field|size)\) .* shard '\d\.jsonl', line at", s) for s in said
     )
@@ -234,8 +294,19 @@ def test_a_damaged_file_is_an_error_under_skip_too(tmp_path: Path) -> None:
 
 def test_a_source_of_bad_records_only_is_refused_with_their_kinds(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"content": "x"}\n' * 50)
-    with pytest.raises(SourceError, match="no usable document"):
+    with pytest.raises(
+        SourceError, match=r"no usable document.* refused \(field \d+\)\. The first \(field\): .*'content'"
+    ):
         balance_of(skipping({"a": tmp_path / "a.jsonl"}, repeat=False), 1)
+
+
+def test_bad_records_of_the_sample_are_told_before_training(sources: dict[str, Path]) -> None:
+    program = skipping({"lines": sources["lines"]}).for_rank(0, 1).program
+    [estimate] = program.measure()
+    [said] = estimate.warnings("lines")
+    assert re.match(
+        r"source 'lines': \d+ of \d+ records of a sample are bad and left out\. The first \(field\): ", said
+    )
 
 
 def test_a_failing_function_names_the_way_out(tmp_path: Path) -> None:

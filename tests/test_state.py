@@ -15,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.strategies import documents, tokens_of
 from torchtitan_zephon import RecipeChangedError, StateError
+from torchtitan_zephon.bad_records import Counted
 from torchtitan_zephon.ops.carried import to_plain
 from torchtitan_zephon.plan.segments import SourcePlace
 from torchtitan_zephon.records import Documents
@@ -490,3 +491,36 @@ def test_a_long_list_of_changes_is_cut_in_the_text_only() -> None:
         check_recipe({f"f{n}": 0 for n in range(20)}, {f"f{n}": 1 for n in range(20)})
     assert len(refusal.value.changes) == 20
     assert str(refusal.value).count(": 0 -> 1") == 12
+
+
+RECORDS = {"news": {"read": 1000, "refused": {"line": 3}}, "wiki": {"read": 0, "refused": {}}}
+
+
+def test_counts_of_bad_records_come_back_and_are_absent_where_there_are_none() -> None:
+    assert "records" not in VALUES["lane"]["start"]
+    state = decode_lane(sealed("lane", with_field(VALUES["lane"], "start.records", RECORDS)), 7, NAMES)
+    assert state.start.records == {"news": Counted(1000, {"line": 3}), "wiki": Counted()}
+    assert json.loads(encode_lane(state))["start"]["records"] == RECORDS
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        [],
+        {"news": RECORDS["news"], "wiki": {"read": 1}},
+        {"news": RECORDS["news"], "wiki": {"read": -1, "refused": {}}},
+        {"news": RECORDS["news"], "wiki": {"read": 1, "refused": {"line": "3"}}},
+        {"news": RECORDS["news"], "wiki": {"read": 1, "refused": [], "more": 1}},
+    ],
+    ids=str,
+)
+def test_counts_of_bad_records_that_cannot_be_are_refused_by_name(wrong: Any) -> None:
+    with pytest.raises(StateError, match=r"field 'start\.records' is a \w+, not a table of records read and refused"):
+        decode_lane(sealed("lane", with_field(VALUES["lane"], "start.records", wrong)), 7, NAMES)
+
+
+def test_counts_of_bad_records_of_other_sources_are_refused() -> None:
+    data = sealed("lane", with_field(VALUES["lane"], "start.records", {"news": RECORDS["news"]}))
+    with pytest.raises(StateError, match=r"is for the sources 'news', and the recipe's are 'news', 'wiki'"):
+        decode_lane(data, 7, NAMES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.scenarios import says
 from torchtitan_zephon import ConfigError, SourceConfig
 from torchtitan_zephon.settings import from_table
 from torchtitan_zephon.text_of import names_in, text_of, value_at
+from torchtitan_zephon.titan.job import parse_job
 
 
 def test_a_template_is_read_once_for_its_fields() -> None:
@@ -68,3 +70,27 @@ def test_an_exact_name_wins_at_every_level() -> None:
 def test_very_many_names_are_cut() -> None:
     assert names_in({}) == "none"
     assert names_in({f"f{n:03}": n for n in range(100)}).endswith("'f029' and 70 more")
+
+
+JOB = """
+[training]
+global_batch_size = 8
+[zephon.sources.wiki]
+path = "wiki.jsonl"
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "fields"),
+    [
+        (("field", "meta.text"), ("meta.text",)),
+        (("field", '["title", "meta.text"]'), ("title", "meta.text")),
+        (("template", "{title}: {text}"), ("title", "text")),
+        (("template", "{text}"), ("text",)),
+    ],
+)
+def test_the_command_line_can_say_it(override: tuple[str, str], fields: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB, "utf-8")
+    key, value = override
+    arguments = ["--job.config_file", str(tmp_path / "job.toml"), f"--zephon.sources.wiki.{key}", value]
+    assert parse_job(arguments, {}).recipe.sources["wiki"].text.fields == fields

@@ -122,5 +122,5 @@ def check_fraction(most: float, where: str, counted: Counted, examples: dict[str
     raise SourceError(
         f"{where}: {bad:,} of {counted.read:,} records were left out as bad ({kinds}), which is more than "
         f"max_bad_fraction = {most!r} of them. The first ones:{shown}\n"
-        "If the source is as it should be, look at its `field`; else mend it, or raise max_bad_fraction and resume."
+        "Look whether the source's `field` is the right one. Else mend its files, or raise max_bad_fraction and resume."
     )

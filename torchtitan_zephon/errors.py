@@ -34,7 +34,7 @@ _REDACTED = (
     (re.compile(r"(https?://[^\s'\"<>?]*\?)[^\s'\"<>]+", re.I), r"\1***"),
     (re.compile(r"\b(bearer|basic|aws4-hmac-sha256)\s+[^\s'\",;][^'\"\n;]*", re.I), r"\1 ***"),
     (re.compile(rf"(?<![\w-])({_SECRET})(['\"]\s*:\s*['\"]?|\s*=\s*['\"]?)[^\s'\"&;,<>]+", re.I), r"\1\2***"),
-    (re.compile(r"\b(?:hf_\w{8,}|A[KS]IA[A-Z0-9]{12,}|ya29\.[\w.-]+|eyJ[\w-]+\.[\w-]+\.[\w-]*)"), "***"),
+    (re.compile(r"\b(?:hf_[A-Za-z0-9]{8,}|A[KS]IA[A-Z0-9]{12,}|ya29\.[\w.-]+|eyJ[\w-]+\.[\w-]+\.[\w-]*)"), "***"),
 )
 
 

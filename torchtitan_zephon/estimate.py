@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .balance import Read
 from .errors import SourceError
 from .plan.chunking import Chunk, Pieces
 from .plan.places import SEQUENTIAL_PLACES, places
@@ -28,24 +29,35 @@ LARGE_GROUP_BYTES = 64 * 2**20
 LARGE_ERROR = 0.05
 """An estimate with a larger error is pointed out."""
 
-Count = Callable[[list[Chunk]], tuple[list[tuple[float, float]], str]]
-"""Tokens in each range of records, and those of them that can be an input; what the tokenizer loses, in words."""
+
+class Counts(NamedTuple):
+    """Of each range of records: its ``tokens``, and those of them that can be an input. ``loss``: what the tokenizer
+    loses, in words. ``read``: what became of the records."""
+
+    tokens: list[tuple[float, float]]
+    loss: str
+    read: Read
+
+
+Count = Callable[[list[Chunk]], Counts]
 
 
 class Estimate(NamedTuple):
     """``tokens_per_mib`` of planned bytes. ``error``: two standard errors, relative. ``largest_record``: what
     part of the source the largest record at a place is; 0 if it is no larger than a chunk. ``loss``: what the tokenizer
-    was seen to lose, in words; empty if nothing. ``largest_group``: as ``largest_record``, of Parquet row groups."""
+    was seen to lose, in words; empty if nothing. ``largest_group``: as ``largest_record``, of Parquet row groups.
+    ``refused``: which of the records looked at are bad, in words; empty if none."""
 
     tokens_per_mib: int
     error: float
     largest_record: float
     loss: str = ""
     largest_group: float = 0.0
+    refused: str = ""
 
     def warnings(self, name: str) -> list[str]:
         """What makes the shares of source ``name`` uneven, a sentence each."""
-        found = [f"source {name!r}: {self.loss}"] if self.loss else []
+        found = [f"source {name!r}: {text}" for text in (self.loss, self.refused) if text]
         if self.largest_record > LARGE_PART:
             found.append(
                 f"source {name!r}: one record is about {self.largest_record:.0%} of it. A record is read whole by one "
@@ -94,12 +106,12 @@ def estimate(s: int, source: Source, estimate_bytes: int, count: Count) -> Estim
         ranges = [ranges[i] for i in np.flatnonzero(planned)]
         held, planned = [1] * len(ranges), planned[planned > 0]
     planned = np.maximum(1, planned)
-    counts, loss = count(ranges)
+    counts, loss, read = count(ranges)
     tokens, usable = np.array(counts).T
     if not usable.any():
         raise SourceError(
             f"source {source.name!r}: no usable document in a sample of {len(ranges)} places "
-            f"({planned.sum():,} bytes): every record is empty, filtered out or refused as bad, or a single token."
+            f"({planned.sum():,} bytes), where one needs 2 tokens: {read}.{_first_refused(read)}"
         )
     each = np.repeat(tokens / planned, held if sum(held) > 1 else [2])
     mean = math.fsum(each.tolist()) / len(each)  # fsum: the same sum on every machine
@@ -110,7 +122,18 @@ def estimate(s: int, source: Source, estimate_bytes: int, count: Count) -> Estim
         largest_record=float(planned.max() / pieces.sizes.sum()) if planned.max() > LARGE_RECORD_BYTES else 0.0,
         loss=loss,
         largest_group=_largest_group(pieces),
+        refused=_refused(read),
     )
+
+
+def _refused(read: Read) -> str:
+    if not read.num_refused:
+        return ""
+    return f"{read.num_refused:,} of {read.records:,} records of a sample are bad and left out.{_first_refused(read)}"
+
+
+def _first_refused(read: Read) -> str:
+    return "".join(f" The first ({kind}): {first}." for kind, (_, first) in sorted(read.refused.items()))
 
 
 def _largest_group(pieces: Pieces) -> float:

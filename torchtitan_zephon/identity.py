@@ -12,6 +12,7 @@ from .ops.functions import Function
 from .ops.tokenize import TokenizerSpec
 from .plan.mixture import integer_weights
 from .read.files import Manifest
+from .read.many_files import ManyFiles
 from .read.settings import SourceConfig
 from .read.source import Source
 from .settings import identity_of
@@ -52,6 +53,7 @@ def identity_of_stream(
                 "weight": weight / 2**32,
                 "shards": _shards(s.reader.manifest),
                 **({"commit": commit} if (commit := s.reader.manifest.store.commit) else {}),
+                **({"pieces": "files"} if isinstance(s.reader, ManyFiles) else {}),
             }
             for s, weight in zip(sources, weights, strict=True)
         },

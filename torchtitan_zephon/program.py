@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from .balance import Read
 from .cache import cached, counts_of
 from .config import Recipe
 from .documents import read_documents
 from .errors import ConfigError, SourceError
-from .estimate import Estimate, estimate
+from .estimate import Counts, Estimate, estimate
 from .identity import STREAM_FORMAT, identity_of_stream, shuffle_seed
 from .lane.stages import LaneProgram
 from .ops import fast
@@ -111,15 +112,17 @@ class Program:
             for s, source in enumerate(self.sources)
         )
 
-    def _count(self, s: int, chunks: list[Chunk]) -> tuple[list[tuple[float, float]], str]:
-        """Tokens in each of ``chunks``, and those that can be an input; what the tokenizer loses of them, in words."""
+    def _count(self, s: int, chunks: list[Chunk]) -> Counts:
+        """What is found in each of ``chunks``, which are of source number ``s``."""
 
         def count(documents: Documents) -> tuple[int, int]:
             return len(documents.ids), self.packing.usable(documents)
 
-        whole = [self._documents(chunk) for chunk in chunks]
+        whole, read = [self._documents(chunk) for chunk in chunks], Read()
+        for documents in whole:
+            read.add(documents.read)
         if self.sources[s].reader.contents == "ids":
-            return [count(self._tokenized(documents)) for documents in whole], ""
+            return Counts([count(self._tokenized(documents)) for documents in whole], "", read)
 
         def tokenized() -> list[tuple[int, int]]:
             for documents in samples:
@@ -134,12 +137,13 @@ class Program:
             digest.update(b"|")
         how = [fast.versions(self.tokenize.backend), STREAM_FORMAT, self.recipe.label_shift]
         key = [self.tokenize.spec.identity, *how, digest.hexdigest()]
-        sizes = [_num_characters(documents) for documents in samples]
-        parts = [_num_characters(documents) / max(1, size) for documents, size in zip(whole, sizes, strict=True)]
+        sizes = [documents.num_characters for documents in samples]
+        parts = [documents.num_characters / max(1, size) for documents, size in zip(whole, sizes, strict=True)]
         most = [size + len(documents) for size, documents in zip(sizes, samples, strict=True)]
         found = cached("estimate", key, tokenized, counts_of(most))
         counts = [(tokens * part, inputs * part) for (tokens, inputs), part in zip(found, parts, strict=True)]
-        return counts, self.tokenize.losses([text for documents in samples for text in documents.values["text"]])
+        losses = self.tokenize.losses([text for documents in samples for text in documents.values["text"]])
+        return Counts(counts, losses, read)
 
     def warn(self, estimates: Iterable[Estimate] = ()) -> None:
         """Log what is likely not meant, though it can be trained on; each sentence once in a process.
@@ -330,11 +334,6 @@ def _run_bytes(source: Source, table: ChunkTable | SliceTable) -> np.ndarray:
         return np.concatenate([source.weigh(piece, b) for piece, b in enumerate(borders)])
     sizes, units = table.pieces.sizes, table.pieces.units
     return np.concatenate([np.diff(b) * sizes[p] // max(1, units[p]) for p, b in enumerate(borders)])
-
-
-def _num_characters(documents: Documents) -> int:
-    """Of all the texts."""
-    return sum(map(len, documents.values["text"]))
 
 
 def unended(recipe: Recipe, tokenize: Tokenize) -> list[str]:

@@ -90,6 +90,11 @@ class Documents:
         return self.tokens["ids"]
 
     @property
+    def num_characters(self) -> int:
+        """Of all the texts."""
+        return sum(map(len, self.values["text"]))
+
+    @property
     def num_inputs(self) -> int:
         """Positions these documents fill: all their tokens but each one's last."""
         return len(self.ids) - int(np.count_nonzero(np.diff(self.offsets)))

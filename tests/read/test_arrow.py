@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -18,7 +17,7 @@ from tests.scenarios import says, text_of, texts_of
 from torchtitan_zephon import SourceError, ZephonError
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.read.arrow import BatchPlaces
-from torchtitan_zephon.read.arrow_messages import find_messages
+from torchtitan_zephon.read.arrow_messages import Messages, find_messages
 from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.read.source import Source, open_source
 from torchtitan_zephon.read.store import LocalStore
@@ -183,6 +182,7 @@ def test_token_ids_go_on_as_numbers(tmp_path: Path) -> None:
 
 
 def test_what_datasets_saves_is_read_and_its_other_files_are_left_out(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_dict({"text": TEXTS, "label": list(range(len(TEXTS)))})
     data.save_to_disk(tmp_path / "d", num_shards=3)
     (tmp_path / "d" / "cache-0123456789abcdef.arrow").write_bytes(b"of a map that somebody ran")
@@ -190,6 +190,18 @@ def test_what_datasets_saves_is_read_and_its_other_files_are_left_out(tmp_path: 
     assert sorted(read_all(source, 20_000)[0]) == sorted(TEXTS)
     assert [shard.name[:5] for shard in source.reader.manifest.shards] == ["data-"] * 3
     assert {left.name for left in source.reader.manifest.left_out} >= {"state.json", "dataset_info.json"}
+
+
+def test_of_a_saved_dataset_dict_a_split_is_chosen(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    parts = {"train": TEXTS[:50], "test": TEXTS[50:60]}
+    made = datasets.DatasetDict({name: datasets.Dataset.from_dict({"text": texts}) for name, texts in parts.items()})
+    made.save_to_disk(tmp_path / "d")
+    with pytest.raises(SourceError, match="split"):
+        opened(tmp_path / "d")
+    for name, texts in parts.items():
+        source = open_source("s", SourceConfig(path=str(tmp_path / "d"), split=name))
+        assert read_all(source, 4000)[0] == texts
 
 
 def test_feather_of_pandas_defaults_is_read_and_version_1_refused(tmp_path: Path) -> None:
@@ -203,8 +215,6 @@ def test_feather_of_pandas_defaults_is_read_and_version_1_refused(tmp_path: Path
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(8, 300)), max_size=6), st.data())
 @settings(deadline=None, max_examples=60)
 def test_a_row_begins_where_its_batch_gives_it_a_share(batches: list[tuple[int, int]], data: st.DataObject) -> None:
-    from torchtitan_zephon.read.arrow_messages import Messages
-
     table, at = [], 8
     for rows, num_bytes in batches:
         table.append((at, 0, num_bytes, rows, 1))
@@ -321,3 +331,19 @@ def test_dictionaries_that_grow_and_change_in_a_stream_are_those_before_each_bat
     messages = find_messages(LocalStore(tmp_path), "a.arrow", (tmp_path / "a.arrow").stat().st_size)
     assert len(messages.head) > 3
     assert read_all(opened(tmp_path), 100)[0] == [text for batch in texts for text in batch]
+
+
+def test_text_in_fields_of_columns_is_found(tmp_path: Path) -> None:
+    meta = pa.array([{"n": n, "text": text} if n % 7 else None for n, text in enumerate(TEXTS)])
+    write(tmp_path / "a.arrow", pa.table({"meta": meta, "title": TEXTS}), rows=100)
+    source = opened(tmp_path, "meta.text")
+    found = []
+    for chunk in chunks_of(source, 5000):
+        documents, bad = source.read(chunk, frozenset({"meta.text"}))
+        assert not bad
+        found += documents.values["meta.text"]
+    assert found == [text if n % 7 else None for n, text in enumerate(TEXTS)]
+    with pytest.raises(
+        SourceError, match=r"no column 'meta\.body'; its columns: 'meta', 'meta\.n', 'meta\.text', 'title'"
+    ):
+        opened(tmp_path, "meta.body")

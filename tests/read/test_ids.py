@@ -73,6 +73,8 @@ KINDS = [
     pa.list_(pa.int64()),
     pa.large_list(pa.uint32()),
     pa.list_(pa.uint64()),
+    pa.list_view(pa.int32()),
+    pa.large_list_view(pa.int64()),
 ]
 
 

@@ -15,6 +15,7 @@ from tests.read.fixtures.make import TEXTS
 from tests.read.test_tokens import read_all as read_ids
 from tests.scenarios import says
 from torchtitan_zephon import SourceError
+from torchtitan_zephon.documents import read_documents
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.read.source import Source, open_source
@@ -68,7 +69,7 @@ def read_texts(source: Source, chunk_bytes: int) -> list[str]:
             chunk = Chunk(0, 0, 0, piece, start, min(size, start + chunk_bytes), 1)
             documents, bad = source.read(chunk, frozenset({"text"}))
             assert not bad
-            found += documents.values["text"]
+            found += [record["text"] for record in documents.values[RECORD]]
     return found
 
 
@@ -202,5 +203,16 @@ def test_a_value_that_cannot_be_decoded_is_one_bad_record(tmp_path: Path) -> Non
     samples = [{"text": b"one"}, {"text": b"\xff\xfe"}, {"text": b"three"}]
     source = opened(write_mds(tmp_path, samples, {"text": "str"}))
     documents, bad = source.read(Chunk(0, 0, 0, 0, 0, 10**6, 1), frozenset({"text"}))
-    assert documents.values["text"] == ["one", "three"]
+    assert documents.values[RECORD] == [{"text": "one"}, {"text": "three"}]
     assert [(record.kind, record.place) for record in bad] == [("column", 1)]
+
+
+def test_fields_of_a_json_column_and_templates_are_found(tmp_path: Path) -> None:
+    samples = [{"meta": json.dumps({"text": f"text {n}"}).encode(), "title": b"title %d" % n} for n in range(9)]
+    write_mds(tmp_path, samples, {"meta": "json", "title": "str"})
+    source = opened(tmp_path, template="{title}: {meta.text}")
+    chunk = Chunk(0, 0, 0, 0, 0, 10**6, 1)
+    documents = read_documents(source, chunk)
+    assert documents.values["text"][:2] == ["title 0: text 0", "title 1: text 1"]
+    with pytest.raises(SourceError, match=r"column 'title\.text' holds str, neither text"):
+        opened(tmp_path, field="title.text")

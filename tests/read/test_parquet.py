@@ -89,7 +89,7 @@ def test_a_source_without_any_row_is_refused(tmp_path: Path) -> None:
     write_groups(tmp_path / "a.parquet")
     write_groups(tmp_path / "b.parquet", [])
     with pytest.raises(SourceError, match=r"none of the 2 Parquet files .* has a row"):
-        reader_of(tmp_path)
+        reader_of(tmp_path).pieces()
 
 
 @pytest.mark.parametrize(
@@ -208,3 +208,29 @@ def test_a_later_range_goes_on_with_a_stream_that_is_open_before_it(tmp_path: Pa
     assert len(opened) == 1
     assert reader.read(Chunk(0, 0, 0, 0, 7, 9, 1), TEXT)[0].values["text"] == texts_of(3000)[7:9]
     assert len(opened) == 2
+
+
+def test_columns_may_come_and_go_and_types_of_text_differ_between_files(tmp_path: Path) -> None:
+    kinds = [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int32(), pa.string())]
+    for n, kind in enumerate(kinds):
+        column = pa.array(["one", "two"]).dictionary_encode() if n == 4 else pa.array([b"one", b"two"]).cast(kind)
+        columns = {"text": column, **{f"more {k}": [k, None] for k in range(n)}}
+        pq.write_table(pa.table(dict(sorted(columns.items(), reverse=n % 2 == 0))), tmp_path / f"{n}.parquet")
+    reader = reader_of(tmp_path)
+    assert read_all(reader, chunks_of(reader)) == (["one", "two"] * 5, [0, 1] * 5)
+    pq.write_table(pa.table({"body": ["three"]}), tmp_path / "9.parquet")
+    with pytest.raises(SourceError, match=r"9\.parquet' has no column 'text'; its columns: 'body'"):
+        reader_of(tmp_path)
+
+
+def test_open_streams_of_a_large_row_group_hold_pages_and_not_all_of_it(tmp_path: Path) -> None:
+    texts = [f"{n:08} {(n * 2654435761) % 2**32:032b} " * 12 for n in range(80_000)]
+    path = write_parquet(tmp_path / "a.parquet", texts, row_group_rows=10**6)
+    reader = reader_of(path)
+    before = pa.total_allocated_bytes()
+    for first in range(70_000, 0, -7_000):  # backwards, so that each range has a stream of its own
+        documents, _ = reader.read(Chunk(0, 0, 0, 0, first, first + 100, 1), TEXT)
+        assert documents.values["text"] == texts[first : first + 100]
+    assert len(reader._streams) == 10
+    whole = pq.read_metadata(path).row_group(0).column(1).total_uncompressed_size
+    assert whole > 38e6 and pa.total_allocated_bytes() - before < 1.5 * whole

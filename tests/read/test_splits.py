@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -289,3 +290,15 @@ def test_a_data_set_in_a_hub_cache_is_read_by_its_split_through_the_links(tmp_pa
         assert names_of(path, "train") == [f"{prefix}{name}" for name in HUB[2:4]]
     said = {left.name for left in listed(root, "train").left_out}
     assert {"refs/main", f"blobs/{0:064x}", f"snapshots/{snapshot.name}/README.md"} <= said
+
+
+def test_packed_files_have_splits_too_and_are_no_copies_of_their_plain_twins(tmp_path: Path) -> None:
+    made(tmp_path, "train.jsonl", "test.jsonl")
+    for name in ("train.jsonl", "test.jsonl"):
+        packed = tmp_path / "packed" / f"{name}.gz"
+        packed.parent.mkdir(exist_ok=True)
+        packed.write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+    assert [names_of(way) for way in ways(refusal(tmp_path / "packed"))] == [["train.jsonl.gz"], ["test.jsonl.gz"]]
+    assert names_of(tmp_path / "packed", "train") == ["train.jsonl.gz"]
+    (tmp_path / "packed" / "train.jsonl").write_bytes((tmp_path / "train.jsonl").read_bytes())
+    assert "holds both 'train.jsonl' and 'train.jsonl.gz'" in refusal(tmp_path / "packed", "train")

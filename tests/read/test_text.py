@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios import small_pipeline, texts_of
+from tests.scenarios import small_pipeline, texts_of, tokenizer_folder
 from torchtitan_zephon import Dataset, Pipeline, RecordError, SourceError, StaticMixtureWorkSource
 from torchtitan_zephon.plan.chunking import Chunk
 from torchtitan_zephon.read.settings import SourceConfig
@@ -84,8 +84,6 @@ def test_a_packed_pass_gives_the_records_of_the_plain_one(record: str, tmp_path:
 
 
 def _pipeline(data: Dataset) -> Pipeline:
-    from tests.scenarios import tokenizer_folder
-
     source = StaticMixtureWorkSource(
         datasets=[data], mixture={data.name: 1.0}, repeat=False, chunk_bytes=4096, shuffle_chunks=False,
         shuffle_records=False,

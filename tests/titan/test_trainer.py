@@ -107,7 +107,7 @@ def test_the_loader_s_figures_are_in_the_trainer_s_own_log(folder: Path, straigh
     log = EventAccumulator(str(events)).Reload()
     figures = {name: [e.value for e in log.Scalars(name)] for name in log.Tags()["scalars"]}
     ours = {name for name in figures if name.startswith("zephon/")}
-    kinds = ("share", "share_error", "epoch", "estimate_error", "packed_share")
+    kinds = ("share", "share_error", "epoch", "estimate_error", "bad_records", "packed_share")
     sources = {f"zephon/{kind}/{name}" for kind in kinds for name in ("books", "docs")}
     plain = {"data_wait_seconds", "tokens_per_second", "ready_sequences", "restore_seconds"}
     assert ours == sources | {f"zephon/{name}" for name in plain}

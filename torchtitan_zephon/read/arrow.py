@@ -23,6 +23,7 @@ from .arrow_rows import rows_of
 from .files import Manifest
 from .ids import contents_of, largest_of, mixed
 from .kept import Kept
+from .nested import top_of, type_at
 from .placed import PlacedReader
 from .retry import with_retries
 from .settings import SourceConfig
@@ -41,25 +42,26 @@ class ArrowReader(PlacedReader):
 
     def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
         super().__init__(manifest, settings, max_record_bytes)
+        self._text = settings.text
         self._messages = Kept(manifest, "the messages", self._find, lambda found: len(found.batches), KEPT_BATCHES)
         self._heads = Kept(manifest, "the dictionaries", self._head, lambda head: sum(map(len, head)), KEPT_HEAD_BYTES)
         store, shards = manifest.store, manifest.shards
         for n, shard in enumerate(self.first_look()):
             path, name = self.path(shard), shards[shard].name
             schema = with_retries(partial(schema_of, store, name, shards[shard].num_bytes), path, "the schema")
-            contents = contents_of(path, schema, self._field)
+            contents = contents_of(path, schema, self._text)
             if n and contents != self.contents:
-                raise mixed(path, schema, self._field, self.contents)
+                raise mixed(path, schema, self._text, self.contents)
             self.contents = contents
             if contents == "ids":
-                self.largest_id = max(self.largest_id or 0, largest_of(schema.field(self._field).type))
-        self._decoder = Decoder(self._field, self.contents, max_record_bytes)
+                self.largest_id = max(self.largest_id or 0, largest_of(type_at(schema, self._field)))
+        self._decoder = Decoder(self._text.fields, self.contents, max_record_bytes)
 
     def _find(self, shard: int) -> Messages:
         name, num_bytes, _ = self.manifest.shards[shard]
         found = find_messages(self.manifest.store, name, num_bytes)
-        if contents_of(self.path(shard), found.schema, self._field) != self.contents:
-            raise mixed(self.path(shard), found.schema, self._field, self.contents)
+        if contents_of(self.path(shard), found.schema, self._text) != self.contents:
+            raise mixed(self.path(shard), found.schema, self._text, self.contents)
         return found
 
     def _head(self, shard: int) -> list[bytes]:
@@ -68,6 +70,11 @@ class ArrowReader(PlacedReader):
     def places(self, shard: int) -> BatchPlaces:
         """As ``PlacedReader``; a place is the number of a row."""
         return BatchPlaces(self._messages.of(shard), self.manifest.shards[shard].num_bytes)
+
+    def read(self, chunk: Chunk, columns: frozenset[str] | None) -> Sifted:
+        """As ``PlacedReader``; which rows are too large is seen when they are decoded, not by their shares of bytes."""
+        places = self.places(chunk.piece)
+        return self.records(chunk, places.after(chunk.start), places.after(chunk.stop), columns)
 
     def records(self, chunk: Chunk, first: int, stop: int, columns: frozenset[str] | None) -> Sifted:
         """As ``PlacedReader``."""
@@ -78,10 +85,10 @@ class ArrowReader(PlacedReader):
         return tuple(self._messages.of(shard).schema.names)
 
     def batches(self, shard: int, first: int, stop: int, columns: tuple[str, ...]) -> list[pa.RecordBatch]:
-        """These columns of the rows [first, stop), in parts. Raises ``SourceError``."""
+        """These columns, or those that hold these fields, of the rows [first, stop). Raises ``SourceError``."""
         messages = self._messages.of(shard)
-        before = messages.first_row
-        numbers = [messages.schema.names.index(name) for name in columns]
+        before, names = messages.first_row, messages.schema.names
+        numbers = sorted({names.index(top_of(names, name)) for name in columns})
         found = []
         for n in range(int(np.searchsorted(before, first, side="right")) - 1, int(np.searchsorted(before, stop))):
             begin, end = int(before[n]), int(before[n + 1])

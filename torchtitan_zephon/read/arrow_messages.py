@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import SourceError
+from .nested import names_in
 from .store import Store
 
 FILE_MAGIC = b"ARROW1"
@@ -24,6 +25,8 @@ STREAM_MAGIC = b"\xff\xff\xff\xff"
 MARK_BYTES = 8
 _MOST_METADATA_BYTES = 64 * 2**20
 _END = STREAM_MAGIC + bytes(4)
+MOST_ROWS = 2**31
+"""Of a record batch; more are taken for damage."""
 _SCHEMA, _BATCH = 1, 3
 """Kinds of messages; the others are dictionaries."""
 
@@ -120,8 +123,12 @@ def batch_of(metadata: bytes) -> Batch:
     header = Table.root(metadata).table(2)
     if header is None:
         raise ValueError("a message without a header")
-    buffers, views = header.numbers(2, 2), header.numbers(4, 1)[:, 0]
-    return Batch(header.number(0, "q"), buffers, header.table(3) is not None, views)
+    rows, nodes = header.number(0, "q"), header.numbers(1, 2)
+    if not 0 <= rows <= MOST_ROWS or (len(nodes) and nodes[0, 0] != rows):
+        raise ValueError(
+            f"a record batch of {rows:,} rows, whose first column has {nodes[0, 0] if len(nodes) else 0:,}"
+        )
+    return Batch(rows, header.numbers(2, 2), header.table(3) is not None, header.numbers(4, 1)[:, 0])
 
 
 def find_messages(store: Store, name: str, num_bytes: int) -> Messages:
@@ -183,7 +190,9 @@ class _Walk:
         if header is not None and header.number(0, "h"):
             raise ValueError("its numbers are big-endian")
         mark = STREAM_MAGIC + len(metadata).to_bytes(4, "little")
-        return span, pa.ipc.read_schema(pa.py_buffer(mark + metadata))
+        schema = pa.ipc.read_schema(pa.py_buffer(mark + metadata))
+        list(names_in(schema))  # which may not be UTF-8
+        return span, schema
 
     def messages(self) -> Messages:
         """All of them."""

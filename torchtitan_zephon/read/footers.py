@@ -20,15 +20,18 @@ import pyarrow.parquet as pq
 from ..errors import SourceError
 from .files import Manifest
 from .kept import Kept
+from .nested import num_leaves
 from .store import Store
 
 KEPT_BYTES = 16 * 2**20
 """Footers kept a source, in bytes of their files; the one used last is kept whatever its size."""
+READ_BYTES = 2**20
+"""Least that is read of a column at a time, and kept; pages above this are read whole."""
 _ENCRYPTED_FOOTER = b"PARE"
 
 
 class Footer(NamedTuple):
-    """What a file's end says. ``leaves``: which leaf columns each column of ``schema`` has.
+    """What a file's end says.
 
     ``signed``: the footer has more bytes than its contents, a signature, so some columns may be encrypted. Arrow ends
     the process when it is asked for the description of an encrypted column, so this is looked at first.
@@ -36,7 +39,6 @@ class Footer(NamedTuple):
 
     metadata: pq.FileMetaData
     schema: pa.Schema
-    leaves: tuple[range, ...]
     signed: bool
 
 
@@ -57,14 +59,21 @@ class Footers:
         with unreadable(store, name), store.open_for_arrow(name) as source, pq.ParquetFile(source) as file:
             source.seek(source.size() - 8)
             signed = int.from_bytes(source.read(4), "little") != file.metadata.serialized_size
-            return Footer(file.metadata, file.schema_arrow, _leaves(store.path(name), file), signed)
+            _check_leaves(store.path(name), file)
+            return Footer(file.metadata, file.schema_arrow, signed)
 
     def open(self, shard: int, dictionaries: list[int] | None = None) -> pq.ParquetFile:
         """File ``shard``, open; the leaves ``dictionaries`` are read as dictionaries. Raises ``SourceError``."""
         store, name = self._manifest.store, self._manifest.shards[shard].name
         footer = self.of(shard)
         with unreadable(store, name):
-            return pq.ParquetFile(store.open_for_arrow(name), metadata=footer.metadata, read_dictionary=dictionaries)
+            return pq.ParquetFile(
+                store.open_for_arrow(name),
+                metadata=footer.metadata,
+                read_dictionary=dictionaries,
+                pre_buffer=False,  # else the column of a whole row group is held as long as it is read
+                buffer_size=READ_BYTES,
+            )
 
 
 def _num_bytes(footer: Footer) -> int:
@@ -97,26 +106,11 @@ def _magic(store: Store, name: str) -> bytes:
         return b""
 
 
-def _leaves(path: str, file: pq.ParquetFile) -> tuple[range, ...]:
-    """The leaf columns of every column, in order; ``SourceError`` for a nesting that is not known here."""
-    found, first = [], 0
-    for column in file.schema_arrow:
-        found.append(range(first, first + _num_leaves(column.type)))
-        first = found[-1].stop
-    if first != file.metadata.num_columns:
+def _check_leaves(path: str, file: pq.ParquetFile) -> None:
+    """Raise ``SourceError`` for a nesting that is not known here."""
+    found = sum(num_leaves(column.type) for column in file.schema_arrow)
+    if found != file.metadata.num_columns:
         raise SourceError(
             f"{path!r}: its {file.metadata.num_columns} leaf columns do not add up from the types of its "
-            f"columns ({first}), so none can be found for certain; write it anew with the columns that are needed."
+            f"columns ({found}), so none can be found for certain; write it anew with the columns that are needed."
         )
-    return tuple(found)
-
-
-def _num_leaves(kind: pa.DataType) -> int:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _num_leaves(kind.storage_type)
-    if pa.types.is_struct(kind):
-        return sum(_num_leaves(kind.field(i).type) for i in range(kind.num_fields))
-    if pa.types.is_map(kind):
-        return _num_leaves(kind.key_type) + _num_leaves(kind.item_type)
-    nested = hasattr(kind, "value_type") and not pa.types.is_dictionary(kind)
-    return _num_leaves(kind.value_type) if nested else 1

@@ -21,9 +21,9 @@ ENTRY_POINTS = "torchtitan_zephon.formats"
 class Format(NamedTuple):
     """What is known of a format without its reader.
 
-    ``package``: what parses it. ``reader``: the class of its reader, as "module:class"; it takes a manifest, the
-    source's settings and the most bytes of a record. ``cutter``: the class for files that are read from the front, made
-    likewise. A format has one of them or both; one with a cutter may be packed.
+    ``package``: what parses it. ``reader``: the class of its reader, or what makes one, as "module:name"; it takes a
+    manifest, the source's settings and the most bytes of a record. ``cutter``: the class for files that are read from
+    the front, made likewise. A format has one of them or both; one with a cutter may be packed.
 
     ``suffixes``: endings of its files. ``named_suffixes``: endings that are common for other data too, so they are read
     only where the path itself names them. ``stated_suffixes``: endings that do not say what a file is, so they are read
@@ -52,7 +52,7 @@ FORMATS = {
     "csv": Format("CSV", "pyarrow", cutter=".csv:CsvCutter", suffixes=(".csv", ".tsv")),
     "tar": Format("tar archives", "orjson", cutter=".tar:TarCutter", suffixes=(".tar",)),
     "parquet": Format(
-        "Parquet", "pyarrow", ".parquet:ParquetReader", suffixes=(".parquet",), begins=(b"PAR1", b"PARE")
+        "Parquet", "pyarrow", ".parquet:parquet_reader", suffixes=(".parquet",), begins=(b"PAR1", b"PARE")
     ),
     "arrow": Format(
         "Arrow", "pyarrow", ".arrow:ArrowReader", suffixes=(".arrow", ".arrows", ".feather"), begins=(b"ARROW1",)

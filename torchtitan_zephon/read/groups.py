@@ -1,6 +1,6 @@
 """The row groups of a Parquet source: where they lie, what they weigh, and batches of their columns.
 
-Every footer is looked at once, and in it the wanted column only: what stands beside it may be encrypted or of a type
+Every footer is looked at once, and in it the wanted columns only: what stands beside them may be encrypted or of a type
 that nothing here knows. A file without rows decides nothing, whatever its columns are.
 """
 
@@ -19,10 +19,12 @@ import pyarrow.parquet as pq
 from ..errors import SourceError
 from ..progress import Progress
 from ..records import Contents
+from ..text_of import TextOf
 from . import sizes
 from .files import Manifest
 from .footers import Footer, Footers
 from .ids import contents_of, largest_of, mixed
+from .nested import column_at, leaves_of, times_in, type_at
 from .retry import with_retries
 
 _BATCH_ROWS = 4096
@@ -33,7 +35,7 @@ _BATCH_BYTES = 4 * 2**20
 class Group(NamedTuple):
     """A row group that has rows: row group ``number`` of file ``shard``, where ``first`` is its first row.
 
-    ``encoded``: bytes of the wanted column before compression. ``repeats``: 1 if it has a dictionary, so that a text
+    ``encoded``: bytes of the wanted columns before compression. ``repeats``: 1 if one has a dictionary, so that a text
     which stands there often is there once.
     """
 
@@ -48,16 +50,16 @@ class Group(NamedTuple):
 class RowGroups:
     """The row groups of one source that have rows, in order of files. Thread-safe.
 
-    ``rows`` and ``sizes`` (bytes of text or ids, see ``sizes``): int64 [groups]. ``columns``: the names of the columns
-    of every file, empty for one without rows. Raises ``SourceError`` for a file that is not as it must be.
+    ``rows``: int64 [groups]. ``columns``: the names of the columns of every file, empty for one without rows. Raises
+    ``SourceError`` for a file that is not as it must be.
     """
 
-    def __init__(self, manifest: Manifest, field: str) -> None:
+    def __init__(self, manifest: Manifest, text: TextOf) -> None:
         self.contents: Contents = "text"
         self.largest_id: int | None = None
         self.columns: list[tuple[str, ...]] = []
         self._manifest = manifest
-        self._field = field
+        self._text = text
         self._footers = Footers(manifest)
         found: list[np.ndarray] = []
         shards = range(len(manifest.shards))
@@ -66,12 +68,9 @@ class RowGroups:
                 if (groups := self._row_groups(shard, first=not found)) is not None:
                     found.append(groups)
                 progress.done()
-        if not found:
-            raise SourceError(f"none of the {len(manifest.shards)} Parquet files in {str(manifest.root)!r} has a row.")
-        table = np.concatenate(found)
-        self._groups, stated = table[:, :-1].copy(), table[:, -1]
+        table = np.concatenate([np.zeros((0, 7), np.int64), *found])
+        self._groups, self._stated = table[:, :-1].copy(), table[:, -1]
         self.rows = self._groups[:, 3]
-        self.sizes = self._text_bytes(stated)
 
     def _row_groups(self, shard: int, first: bool) -> np.ndarray | None:
         """The row groups of a file that have rows: int64 [groups, 7], as in ``Group``, then the bytes that the footer
@@ -88,41 +87,50 @@ class RowGroups:
         names = tuple(footer.schema.names)
         self.columns.append(self.columns[-1] if self.columns and self.columns[-1] == names else names)
         path = self._manifest.path(shard)
-        contents = contents_of(str(path), footer.schema, self._field)
+        contents = contents_of(str(path), footer.schema, self._text)
         if not first and contents != self.contents:
-            raise mixed(str(path), footer.schema, self._field, self.contents)
+            raise mixed(str(path), footer.schema, self._text, self.contents)
         self.contents = contents
         if ids := contents == "ids":
-            self.largest_id = max(self.largest_id or 0, largest_of(footer.schema.field(self._field).type))
+            self.largest_id = max(self.largest_id or 0, largest_of(type_at(footer.schema, self._text.fields[0])))
         self._refuse_encrypted(shard, footer, next(g for g, n in enumerate(rows) if n))
-        leaf = self._leaf(footer)
+        leaves = self._leaves(footer)
         before = np.cumsum([0, *rows]).tolist()
         found = []
         for g, group in enumerate(groups):
             if rows[g]:
-                column = group.column(leaf)
-                about = column.total_uncompressed_size, not ids and column.has_dictionary_page
-                found.append((shard, g, before[g], rows[g], *about, sizes.stated_bytes(column, ids) or 0))
+                columns = [group.column(leaf) for leaf in leaves]
+                encoded = sum(column.total_uncompressed_size for column in columns)
+                repeats = not ids and any(column.has_dictionary_page for column in columns)
+                stated = [sizes.stated_bytes(column, ids) or 0 for column in columns]
+                found.append((shard, g, before[g], rows[g], encoded, repeats, sum(stated) if all(stated) else 0))
         return np.array(found, dtype=np.int64)
 
     def _refuse_encrypted(self, shard: int, footer: Footer, group: int) -> None:
         path = self._manifest.path(shard)
         try:
             if footer.signed:
-                next(_batches(self._footers.open(shard), [group], [self._leaf(footer)], 1))
+                next(_batches(self._footers.open(shard), [group], self._leaves(footer), 1))
         except (pa.ArrowException, OSError) as error:
             raise SourceError(
-                f"{path!r}: column {self._field!r} cannot be read: {error}. If it is encrypted: no key can be "
+                f"{path!r}: column {self._text} cannot be read: {error}. If it is encrypted: no key can be "
                 "given, so write a plain copy of it."
             ) from error
 
-    def _leaf(self, footer: Footer) -> int:
-        """The column's only leaf: a text's, or that of the ids in a list."""
-        column: int = footer.schema.names.index(self._field)
-        return footer.leaves[column].start
+    def _leaves(self, footer: Footer) -> list[int]:
+        """A leaf of each wanted column: a text's only one, or that of the ids in a list."""
+        return [leaves_of(footer.schema, field).start for field in self._text.fields]
 
-    def _text_bytes(self, stated: np.ndarray) -> np.ndarray:
+    def _as_dictionaries(self, shard: int) -> list[int]:
+        """The leaves to read as dictionaries: Arrow cannot do that for fields of columns."""
+        footer = self._footers.of(shard)
+        pairs = zip(self._text.fields, self._leaves(footer), strict=True)
+        return [leaf for field, leaf in pairs if field in footer.schema.names]
+
+    @functools.cached_property
+    def sizes(self) -> np.ndarray:
         """Bytes of text or of ids in every row group, int64 [groups]; some are measured where no footer states them."""
+        stated = self._stated
         unknown = np.flatnonzero(stated == 0)
         shards, rows, encoded = (self._groups[:, c] for c in (0, 3, 4))
         picked = sizes.sample(shards[unknown], rows[unknown], encoded[unknown])
@@ -148,14 +156,14 @@ class RowGroups:
     def batches(self, at: Group, columns: tuple[str, ...], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """The rows of ``at`` in batches of ``columns``, which are in the file's order. Raises as Arrow does."""
         footer = self._footer(at, columns)
-        leaves = [leaf for name in columns for leaf in footer.leaves[footer.schema.names.index(name)]]
+        leaves = sorted({leaf for name in columns for leaf in leaves_of(footer.schema, name)})
         return _batches(self._footers.open(at.shard), [at.number], leaves, batch_rows)
 
     def _footer(self, at: Group, columns: tuple[str, ...]) -> Footer:
         """That of the row group's file. Raises ``SourceError`` if the file was replaced and has no such group now."""
         footer = self._footers.of(at.shard)
-        names = footer.schema.names
-        if at.number >= footer.metadata.num_row_groups or any(names.count(name) != 1 for name in columns):
+        there = at.number < footer.metadata.num_row_groups
+        if not there or any(times_in(footer.schema, name) != 1 for name in columns):
             raise self.ends_early(at)
         return footer
 
@@ -185,16 +193,17 @@ class RowGroups:
     def _weigh(self, groups: list[Group], borders: np.ndarray) -> np.ndarray:
         """The same for rows that are counted from the first of ``groups``, which are of one file and alike."""
         at, stop = groups[0], int(borders[-1])
-        leaf = self._leaf(self._footer(at, (self._field,)))
+        fields, leaves = self._text.fields, self._leaves(self._footer(at, self._text.fields))
         rows, encoded = sum(g.rows for g in groups), sum(g.encoded for g in groups)
         batch_rows = min(_BATCH_ROWS, max(1, rows * _BATCH_BYTES // max(1, encoded)), max(1, stop))
         before = np.zeros(len(borders), np.int64)
         row = total = 0
         with self.errors_at(at):
-            file = self._footers.open(at.shard, [leaf] if at.repeats else None)
-            batches = _batches(file, [g.number for g in groups], [leaf], batch_rows)
+            file = self._footers.open(at.shard, self._as_dictionaries(at.shard) if at.repeats else None)
+            batches = _batches(file, [g.number for g in groups], leaves, batch_rows)
             while row < stop and (batch := next(batches, None)) is not None:
-                cumulative = np.concatenate([[total], sizes.lengths(batch.column(0), self.contents == "ids")]).cumsum()
+                lengths = sum(sizes.lengths(column_at(batch, field), self.contents == "ids") for field in fields)
+                cumulative = np.concatenate([[total], lengths]).cumsum()
                 here = (borders > row) & (borders <= row + batch.num_rows)
                 before[here] = cumulative[borders[here] - row]
                 row, total = row + batch.num_rows, int(cumulative[-1])

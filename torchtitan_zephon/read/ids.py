@@ -8,6 +8,8 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from ..records import Contents
+from ..text_of import TextOf
+from .nested import names_in, times_in, top_of, type_at
 
 TEXTS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
 """Types of text, and of bytes that may hold UTF-8; as words, since older versions of pyarrow have no views."""
@@ -38,30 +40,36 @@ def largest_of(kind: pa.DataType) -> int:
     return int(np.iinfo(str(kind.value_type)).max)
 
 
-def contents_of(path: str, schema: pa.Schema, field: str) -> Contents:
-    """What the column ``field`` of a file holds; ``SourceError`` for neither text nor ids, and for two columns."""
-    if field not in schema.names:
+def contents_of(path: str, schema: pa.Schema, text: TextOf) -> Contents:
+    """What the columns of ``text`` hold in a file; ``SourceError`` for what is neither text nor ids, or there twice."""
+    return "ids" if "ids" in {_contents_at(path, schema, field, text.one_field) for field in text.fields} else "text"
+
+
+def _contents_at(path: str, schema: pa.Schema, field: str, alone: bool) -> Contents:
+    if (count := times_in(schema, field)) == 0:
         raise SourceError(
-            f"{path!r} has no column {field!r}; its columns: {', '.join(map(repr, schema.names))}. Name the text "
+            f"{path!r} has no column {field!r}; its columns: {', '.join(map(repr, names_in(schema)))}. Name the text "
             'column with `field = "..."`.'
         )
-    if (count := schema.names.count(field)) > 1:
-        raise SourceError(f"{path!r} has {count} columns named {field!r}.")
-    kind = schema.field(field).type
+    if count > 1:
+        raise SourceError(f"{path!r} has {count} columns named {top_of(schema.names, field)!r}.")
+    kind = type_at(schema, field)
     if is_text(kind):
         return "text"
-    if not is_ids(kind):
-        raise SourceError(
-            f"{path!r}: column {field!r} holds {kind}, neither text (string, or binary in UTF-8) nor token ids (a list "
-            "of integers)."
-        )
-    return "ids"
+    if is_ids(kind) and alone:
+        return "ids"
+    if alone:
+        why = "neither text (string, or binary in UTF-8) nor token ids (a list of integers)"
+    else:
+        why = "no text (string, or binary in UTF-8), and only text can be joined"
+    raise SourceError(f"{path!r}: column {field!r} holds {kind}, {why}.")
 
 
-def mixed(path: str, schema: pa.Schema, field: str, others: Contents) -> SourceError:
+def mixed(path: str, schema: pa.Schema, text: TextOf, others: Contents) -> SourceError:
     """The error for a file whose column does not hold what those of the ``others`` do."""
+    field = text.fields[0]
     return SourceError(
-        f"{path!r}: column {field!r} holds {schema.field(field).type}, and the files before it "
+        f"{path!r}: column {field!r} holds {type_at(schema, field)}, and the files before it "
         f"{'token ids' if others == 'ids' else 'text'}; a source is one or the other."
     )
 

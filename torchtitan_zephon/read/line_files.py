@@ -136,11 +136,11 @@ def _parsed(
             if at == 0 and line.startswith(_BOM):
                 line, at = line[3:], 3
             record = parse(line, at) if len(line) <= most else too_long(at, most)
-            if isinstance(record, BadRecord):
-                bad.append(record)
-            elif record is not None:
+            if isinstance(record, dict):
                 records.append(record)
                 places.append(at)
+            elif record is not None:
+                bad.append(record)
             at += len(line) + 1
     return Documents.of_values({RECORD: records}, origin_of(chunk.source, chunk.piece, places)), bad
 
@@ -160,9 +160,9 @@ def _lines(store: Store, shard: Shard, start: int, stop: int, most: int) -> Cut:
         skip = data.find(b"\n", 0, own) + 1
         if not skip or skip == own:  # no line begins in this range
             return Cut(start, b"")
-    end, parts = data.find(b"\n", own - 1), [data[skip:]]
-    if end >= 0:
+    if (end := data.find(b"\n", own - 1)) >= 0:
         return Cut(begin + skip, data[skip:end])
+    parts = [data[skip:]]
     last = data.rfind(b"\n", skip) + 1 or skip  # where the line begins that goes on
     length, at, block = len(data) - last, begin + len(data), 2 * _READ_ON_BYTES
     while end < 0 and length <= most and (rest := store.read(shard.name, at, at + min(block, most + 1 - length))):

@@ -52,17 +52,14 @@ class MegatronReader(PlacedReader):
                 f"{self.path(shard)!r} is there without {path!r}, which says where its documents begin. Copy both, or "
                 'read the ids as one long row: format = "tokens", with dtype and document_end.'
             ) from None
-        begins = Begins(header_of(path, head, size), partial(self.part_of, name))
-        try:
-            begins.check(self.manifest.shards[shard].num_bytes)
-        except ValueError as error:
-            raise self._disagree(shard, error) from None
+        begins = Begins(header_of(path, head, size), partial(self.part_of, name), partial(self._disagree, shard))
+        begins.check(self.manifest.shards[shard].num_bytes)
         return begins
 
-    def _disagree(self, shard: int, error: Exception) -> SourceError:
+    def _disagree(self, shard: int, why: str) -> SourceError:
         return SourceError(
             f"{self.path(shard)!r} has {self.manifest.shards[shard].num_bytes:,} bytes, and the .idx beside it is not "
-            f"its own: {error}. One of them was cut or is of another run: copy both anew."
+            f"its own: {why}. One of them was cut or is of another run: copy both anew."
         )
 
     def places(self, shard: int) -> Numbered:
@@ -72,13 +69,10 @@ class MegatronReader(PlacedReader):
     def records(self, chunk: Chunk, first: int, stop: int, columns: frozenset[str] | None) -> Sifted:
         """As ``PlacedReader``."""
         begins, size = self._indices.of(chunk.piece), self.manifest.shards[chunk.piece].num_bytes
-        try:
-            at = np.append(begins.range(first, stop), begins[stop] if stop < len(begins) else size)
-            offsets, odd = np.divmod(at - at[0], begins.header.dtype.itemsize)
-            if odd.any() or (np.diff(offsets) < 0).any() or at[-1] > size:
-                raise ValueError("documents in no order")
-        except ValueError as error:
-            raise self._disagree(chunk.piece, error) from None
+        at = np.append(begins.range(first, stop), begins[stop] if stop < len(begins) else size)
+        offsets, odd = np.divmod(at - at[0], begins.header.dtype.itemsize)
+        if odd.any() or (np.diff(offsets) < 0).any() or not 0 <= at[0] <= at[-1] <= size:
+            raise self._disagree(chunk.piece, "its documents are in no order")
         ids = np.frombuffer(self.bytes_of(chunk.piece, int(at[0]), int(at[-1])), begins.header.dtype)
         return documents_of(chunk, ids, offsets, np.arange(first, stop), self._field, columns), []
 

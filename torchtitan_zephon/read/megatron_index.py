@@ -54,10 +54,13 @@ def header_of(path: str, head: bytes, num_bytes: int) -> Header:
 
 
 class Begins:
-    """Where documents begin, in bytes of the ``.bin``: looked up by number, as in a list."""
+    """Where documents begin, in bytes of the ``.bin``: looked up by number, as in a list.
 
-    def __init__(self, header: Header, read: Read) -> None:
-        self.header, self._read = header, read
+    ``disagree`` makes the error for an index that is not that of its ``.bin``, of what is wrong with it.
+    """
+
+    def __init__(self, header: Header, read: Read, disagree: Callable[[str], SourceError]) -> None:
+        self.header, self._read, self._disagree = header, read, disagree
         self._block = functools.lru_cache(_MOST_BLOCKS)(self._read_block)
 
     def __len__(self) -> int:
@@ -73,28 +76,31 @@ class Begins:
             return sequences
         begin, end = int(sequences[0]), int(sequences[-1]) + 1
         if not 0 <= begin < end <= self.header.sequences or (np.diff(sequences) < 0).any():
-            raise ValueError("documents in no order")
+            raise self._disagree("its documents are in no order")
         found: np.ndarray = self._numbers(self.header.pointers, begin, end)[sequences - begin]
         return found
 
     def check(self, num_bytes: int) -> None:
-        """Raise ``ValueError`` if the last sequence and the last document do not end where a ``.bin`` of so many bytes
-        does."""
+        """Raise ``SourceError`` if the last sequence and document do not end where a ``.bin`` of so many bytes does."""
         h, end = self.header, 0
         if h.sequences:
             length = np.frombuffer(self._read(h.pointers - 4, h.pointers), "<i4")
             end = self._number(h.pointers, h.sequences - 1) + int(length[0]) * h.dtype.itemsize
         if end != num_bytes:
-            raise ValueError(f"its sequences end at byte {end:,}")
+            raise self._disagree(f"its sequences end at byte {end:,}")
         if h.documents < 0 or self._number(h.firsts, h.documents) != h.sequences or self._number(h.firsts, 0):
-            raise ValueError("its documents are not those of its sequences")
+            raise self._disagree("its documents are not those of its sequences")
 
     def _number(self, base: int, n: int) -> int:
+        if not 0 <= n < self._count(base):
+            raise self._disagree("its documents are in no order")
         return int(self._block(base, n // _BLOCK_NUMBERS)[n % _BLOCK_NUMBERS])
 
+    def _count(self, base: int) -> int:
+        return self.header.sequences if base == self.header.pointers else self.header.documents + 1
+
     def _read_block(self, base: int, block: int) -> np.ndarray:
-        of = self.header.sequences if base == self.header.pointers else self.header.documents + 1
-        return self._numbers(base, block * _BLOCK_NUMBERS, min(of, (block + 1) * _BLOCK_NUMBERS))
+        return self._numbers(base, block * _BLOCK_NUMBERS, min(self._count(base), (block + 1) * _BLOCK_NUMBERS))
 
     def _numbers(self, base: int, first: int, stop: int) -> np.ndarray:
         return np.frombuffer(self._read(base + 8 * first, base + 8 * stop), "<i8")

@@ -1,7 +1,7 @@
 """One list of files for all ranks of a job: made by one of them, taken by the others, and proved by each.
 
 What flows in: on the rank that lists, the sources, as a program opens them. What flows out: their list as a text, about
-10 bytes a file (100,000 files: 0.9 MB, 0.3 s). The other ranks open the same sources with it, in folders of their own.
+10 bytes a file (100,000 files: 0.9 MB). The other ranks open the same sources with it, in folders of their own.
 They walk no folder and sample no file. Instead a file is compared with the list when it is first opened: its size, and
 its sample where it has one. That is a ``stat`` and up to 16 small reads, once a file and rank. A place behind a URL is
 the same for all ranks and has versions: the list names them, and no other version of a file is ever read.

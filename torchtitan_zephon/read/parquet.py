@@ -15,10 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from ..bad_records import Sifted
+from ..errors import SourceError
 from ..plan.chunking import Chunk, Pieces
 from ..records import Contents, origin_of
 from .files import Manifest
 from .groups import RowGroups
+from .many_files import FEW_FILES, ManyFiles
 from .open_streams import OpenStreams
 from .settings import SourceConfig
 from .table import Decoder
@@ -32,15 +34,22 @@ class ParquetReader:
 
     def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
         self.manifest = manifest
-        self._field = settings.text.fields[0]
-        self._groups = RowGroups(manifest, self._field)
+        self._groups = RowGroups(manifest, settings.text)
         self.contents: Contents = self._groups.contents
         self.largest_id = self._groups.largest_id
-        self._decoder = Decoder(self._field, self.contents, max_record_bytes)
+        self._decoder = Decoder(settings.text.fields, self.contents, max_record_bytes)
         self._streams = OpenStreams[tuple[int, tuple[str, ...]], _Stream](OPEN_STREAMS)
 
+    @property
+    def rows(self) -> np.ndarray:
+        """Rows of every row group that has some, int64 [groups]."""
+        return self._groups.rows
+
     def pieces(self) -> Pieces:
-        """One piece a row group that has rows; its units are rows."""
+        """One piece a row group that has rows; its units are rows. Raises ``SourceError`` if there is none."""
+        if not len(self.rows):
+            shards, root = self.manifest.shards, str(self.manifest.root)
+            raise SourceError(f"none of the {len(shards)} Parquet files in {root!r} has a row.")
         return Pieces(sizes=self._groups.sizes, units=self._groups.rows, runs_of_one=False)
 
     def shard_of(self, piece: int) -> int:
@@ -95,6 +104,13 @@ class ParquetReader:
     def describe(self, place: int) -> str:
         """In words, where in its shard a record lies."""
         return f"row {place}"
+
+
+def parquet_reader(manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> ParquetReader | ManyFiles:
+    """What reads a Parquet source: with all footers read at the start, or with none where there are very many files."""
+    if len(manifest.shards) <= FEW_FILES:
+        return ParquetReader(manifest, settings, max_record_bytes)
+    return ManyFiles(manifest, lambda one: ParquetReader(one, settings, max_record_bytes))
 
 
 class _Rows:

@@ -124,7 +124,10 @@ class Source:
 
 def source_of(name: str, settings: SourceConfig, max_record_bytes: int, manifest: Manifest) -> Source:
     """The source ``name``, whose files are those of ``manifest``. Raises ``SourceError``."""
-    return Source(name, settings.text, _reader(name, manifest, settings, max_record_bytes))
+    try:
+        return Source(name, settings.text, _reader(name, manifest, settings, max_record_bytes))
+    except OSError as error:
+        raise SourceError(f"source {name!r}: a file of it cannot be read: {error}.") from error
 
 
 Opening = Callable[[str, SourceConfig, int, StorageSettings], Source]

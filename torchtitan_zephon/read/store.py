@@ -50,6 +50,12 @@ class LocalStore:
         self.commit = ""
         self._prefix = os.path.join(root, "")  # noqa: PTH118
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LocalStore) and self.root == other.root
+
+    def __hash__(self) -> int:
+        return hash(self.root)
+
     def path(self, name: str) -> str:
         """The whole path, for messages too. Names differ from those of the system in odd locales only."""
         return self._prefix + (name if name.isascii() else os.fsdecode(name.encode()))

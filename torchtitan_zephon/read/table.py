@@ -1,8 +1,8 @@
 """Rows of a table in Arrow's columns, as documents: what Parquet and Arrow files have in common.
 
-The field's column is text, or lists of token ids, and goes on as such. A user's function gets whole records, whose
-columns are decoded when it asks for them (``lazy.py``); a column that was asked for once is read with the others from
-then on.
+The fields' columns are text, or one of lists of token ids, and go on as such. A user's function gets whole records,
+whose columns are decoded when it asks for them (``lazy.py``); a column that was asked for once is read with the others
+from then on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..errors import SourceError
 from ..records import RECORD, Contents, Documents
 from .ids import laid_out, readable
 from .lazy import Columns, are_large, decoded, lazy_records, too_large
+from .nested import column_at, top_of
 from .retry import with_retries
 
 
@@ -29,17 +30,18 @@ class Rows(Protocol):
     origin: np.ndarray
 
     def batches(self, columns: tuple[str, ...], alone: bool = False) -> list[pa.RecordBatch]:
-        """These columns, in this order. ``alone``: no others will be read like this. Raises ``SourceError``."""
+        """These columns; of one that is a path, such as ``meta.text``, no more than the column that it leads into.
+
+        ``alone``: no others will be read like this. Raises ``SourceError``.
+        """
 
 
 @dataclass(slots=True)
 class Decoder:
-    """From rows to documents. ``most_bytes``: that a value may have.
+    """From rows to documents. ``most_bytes``: of one value. ``asked``: columns that functions asked for. A note that
+    two threads write at once may be lost, and is made again."""
 
-    ``asked``: columns that functions asked for. A note that two threads write at once may be lost, and is made again.
-    """
-
-    field: str
+    fields: tuple[str, ...]
     contents: Contents
     most_bytes: int
     asked: frozenset[str] = frozenset()
@@ -48,37 +50,40 @@ class Decoder:
         """These columns of the rows, or whole records."""
         if columns is None:
             return self._records(rows), []
-        names = tuple(name for name in rows.names if name in columns)
-        batches = rows.batches(names)
+        fields = tuple(field for field in self.fields if field in columns)
+        batches = rows.batches(fields)
         documents, bad = Documents.of_values({}, rows.origin), list[BadRecord]()
         places = rows.origin[:, 2]
-        for i, name in enumerate(names):
-            arrays = [batch.column(i) for batch in batches]
-            if name == self.field and self.contents == "ids":
+        for field in fields:
+            arrays = [readable(column_at(batch, field)) for batch in batches]
+            if self.contents == "ids":
                 ids, offsets, nulls = laid_out(arrays)
                 documents = replace(documents, tokens={"ids": ids}, offsets=offsets)
-                problem = f"field {name!r} is null, or holds one"
+                problem = f"field {field!r} is null, or holds one"
                 bad += [BadRecord("ids", place, problem) for place in places[nulls].tolist()]
                 large = places[are_large(arrays, self.most_bytes)]
-                bad += [too_large(name, place, self.most_bytes) for place in large.tolist()]
+                bad += [too_large(field, place, self.most_bytes) for place in large.tolist()]
             else:
-                documents.values[name] = decoded(name, self._readable(name, arrays), places, self.most_bytes)
-                bad += [value for value in documents.values[name] if type(value) is BadRecord]
+                documents.values[field] = decoded(field, arrays, places, self.most_bytes)
+                bad += [value for value in documents.values[field] if type(value) is BadRecord]
         return without(documents, bad), bad
 
-    def _readable(self, name: str, arrays: list[pa.Array]) -> list[pa.Array]:
-        return [*map(readable, arrays)] if name == self.field else arrays
-
     def _records(self, rows: Rows) -> Documents:
-        asked = self.asked | {self.field}
-        columns = tuple(name for name in rows.names if name in asked and rows.names.count(name) == 1)
+        tops = {top_of(rows.names, field) for field in self.fields}
+        own = tuple(name for name in rows.names if name in tops)
+        columns = tuple(name for name in rows.names if name in self.asked | tops and rows.names.count(name) == 1)
         try:
             batches = rows.batches(columns)
         except SourceError:  # of a column that the functions of these rows may not ask for
-            columns = (self.field,)
+            columns = own
             batches = rows.batches(columns)
-        arrays = {name: self._readable(name, [batch.column(i) for batch in batches]) for i, name in enumerate(columns)}
-        found = Columns(arrays, lambda name: self._column(rows, name), rows.origin[:, 2], self.most_bytes)
+
+        def arrays(name: str) -> list[pa.Array]:
+            found = [batch.column(name) for batch in batches]
+            return [*map(readable, found)] if name in own else found
+
+        read = {name: arrays(name) for name in columns}
+        found = Columns(read, lambda name: self._column(rows, name), rows.origin[:, 2], self.most_bytes)
         return Documents.of_values({RECORD: list(lazy_records(rows.names, found, len(rows.origin)))}, rows.origin)
 
     def _column(self, rows: Rows, name: str) -> list[pa.Array]:

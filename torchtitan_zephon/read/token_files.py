@@ -80,7 +80,7 @@ def _npy(path: str, head: bytes, num_bytes: int) -> Layout:
         major, _ = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
         shape, columns_first, dtype = read(file)
-    except ValueError as error:
+    except Exception as error:  # numpy passes on what the parser of Python raises
         raise SourceError(f"{path!r} is no readable .npy file: {error}. Write it anew with numpy.save.") from error
     if dtype.kind not in "iu" or not 1 <= len(shape) <= 2 or (columns_first and len(shape) == 2):
         order = " in Fortran order" if columns_first else ""

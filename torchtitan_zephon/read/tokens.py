@@ -17,8 +17,8 @@ from ..errors import SourceError
 from ..plan.chunking import Chunk
 from ..records import Contents
 from .files import Manifest
+from .kept import Kept
 from .placed import PlacedReader, documents_of
-from .retry import with_retries
 from .settings import SourceConfig
 from .token_files import Layout, layout_of
 
@@ -26,6 +26,7 @@ DOCUMENT_TOKENS = 4096
 """Ids of a document in one long row, where nothing says where one ends: 1 of so many is predicted from nothing."""
 LONGEST_DOCUMENT_BYTES = 2**30
 """A document that does not end within so many bytes is taken for a wrong ``document_end``."""
+KEPT_LAYOUTS = 2**16
 _LOOK_BYTES, _MOST_LOOK_BYTES = 16 * 1024, 2**20
 
 
@@ -102,22 +103,23 @@ class Ended:
 
 
 class TokensReader(PlacedReader):
-    """Reads the chunks of token files; stateless, so safe in any thread."""
+    """Reads the chunks of token files; thread-safe."""
 
     contents: Contents = "ids"
 
     def __init__(self, manifest: Manifest, settings: SourceConfig, max_record_bytes: int) -> None:
         super().__init__(manifest, settings, max_record_bytes)
         self._dtype, self._end = settings.dtype, settings.document_end
-        self.largest_id = max(int(np.iinfo(self._layout(shard).dtype).max) for shard in self.first_look())
+        self._layouts = Kept(manifest, "the header", self._layout, lambda layout: 1, KEPT_LAYOUTS)
+        self.largest_id = max(int(np.iinfo(self._layouts.of(shard).dtype).max) for shard in self.first_look())
 
     def _layout(self, shard: int) -> Layout:
-        store, (name, num_bytes, _) = self.manifest.store, self.manifest.shards[shard]
-        return with_retries(lambda: layout_of(store, name, num_bytes, self._dtype), store.path(name), "the header")
+        name, num_bytes, _ = self.manifest.shards[shard]
+        return layout_of(self.manifest.store, name, num_bytes, self._dtype)
 
     def places(self, shard: int) -> Stretches | Ended:
         """As ``PlacedReader``."""
-        layout = self._layout(shard)
+        layout = self._layouts.of(shard)
         if layout.row or self._end is None:
             return Stretches(layout, layout.row or DOCUMENT_TOKENS)
         return Ended(layout, self._end, partial(self._ids, shard, layout), self.path(shard))
@@ -125,7 +127,7 @@ class TokensReader(PlacedReader):
     def records(self, chunk: Chunk, first: int, stop: int, columns: frozenset[str] | None) -> Sifted:
         """As ``PlacedReader``: tokens "ids", or whole records of an array each."""
         places = self.places(chunk.piece)
-        ids = self._ids(chunk.piece, self._layout(chunk.piece), first, stop)
+        ids = self._ids(chunk.piece, self._layouts.of(chunk.piece), first, stop)
         offsets = places.offsets(ids)
         return documents_of(chunk, ids, offsets, first + offsets[:-1], self._field, columns), []
 
