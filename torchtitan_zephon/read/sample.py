@@ -12,6 +12,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,12 +23,15 @@ from .formats import formats, other_format
 from .packings import PACKINGS, packing_of, wrong_packing
 from .retry import with_retries
 from .store import Store
+from .stores.url import UrlPath
 from .walk import File, trouble
 
 SAMPLE_BYTES = 16 * 2**20
 """Content hashed per source, spread over its shards."""
 SAMPLES_PER_SHARD = 16
 _DIGEST_BYTES = 8
+_AT_ONCE = 16
+"""Files behind a URL that are sampled at a time: a request takes long, and costs this machine little."""
 MOST_SAMPLED_SHARDS = 4096
 _POINTERS = {
     b"version https://git-lfs.github.com/spec/": "of Git LFS; run `git lfs pull` in its repository",
@@ -75,21 +79,29 @@ def sample(source: str, kind: str, store: Store, files: list[File]) -> list[str]
     Raises ``SourceError`` for a file that may not be read, or that holds no records.
     """
     sampling = Sampling.of([file.num_bytes for file in files])
+
+    def sampled(i: int) -> str:
+        name, num_bytes, _ = files[i]
+        path = store.path(name)
+        try:
+            if i % sampling.every:
+                digest, head = "", with_retries(partial(_head, store, name, num_bytes), path, "the beginning")
+            else:
+                digest, head = with_retries(partial(sampling.look, store, name, num_bytes), path, "a sample")
+        except OSError as error:
+            raise SourceError(f"source {source!r}: {path!r} {trouble(Path(path), error)}") from None
+        if head and (problem := _problem(kind, name, head)):
+            raise SourceError(f"source {source!r}: {path!r} {problem}")
+        return digest
+
     samples = []
-    with Progress(f"sampling the files of source {source!r}", len(files), "files") as progress:
-        for i, (name, num_bytes, _) in enumerate(files):
-            path = store.path(name)
-            try:
-                if i % sampling.every:
-                    samples.append("")
-                    head = with_retries(partial(_head, store, name, num_bytes), path, "the beginning")
-                else:
-                    digest, head = with_retries(partial(sampling.look, store, name, num_bytes), path, "a sample")
-                    samples.append(digest)
-            except OSError as error:
-                raise SourceError(f"source {source!r}: {path!r} {trouble(Path(path), error)}") from None
-            if head and (problem := _problem(kind, name, head)):
-                raise SourceError(f"source {source!r}: {path!r} {problem}")
+    with (
+        Progress(f"sampling the files of source {source!r}", len(files), "files") as progress,
+        ThreadPoolExecutor(_AT_ONCE, "zephon-sample") as threads,
+    ):
+        map_over = threads.map if isinstance(store.root, UrlPath) else map  # a disk is fastest with one reader
+        for digest in map_over(sampled, range(len(files))):
+            samples.append(digest)
             progress.done()
     return samples
 

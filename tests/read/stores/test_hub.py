@@ -14,6 +14,7 @@ from tests.servers.hub import TOKEN
 from tests.servers.proxy import Fault
 from torchtitan_zephon import RecipeChangedError, SourceConfig, SourceError
 from torchtitan_zephon.read.files import Manifest, list_source
+from torchtitan_zephon.read.one_list import Listing, TakenListing
 
 ROOT = Path(__file__).resolve().parents[3]
 WIKI, NEWS = "hf://Salesforce/wikitext/wikitext-2-raw-v1/train", "hf://fancyzhx/ag_news/default/train"
@@ -203,3 +204,13 @@ def test_a_commit_that_is_named_is_never_another(place: HubPlace) -> None:
     named = small_pipeline({"news": NEWS.replace("ag_news", f"ag_news@{other}")})
     with pytest.raises(RecipeChangedError, match=r"sources\.news\.commit: "):
         global_batches(named, 1, 2, state)
+
+
+def test_ranks_that_take_a_list_read_its_commit(place: HubPlace) -> None:
+    settings, listing = SourceConfig(path=NEWS), Listing()
+    first = listing("news", settings, 2**25).reader.manifest
+    push_other_news(place)
+    taken = TakenListing(listing.text(), "rank 1 of 2")("news", settings, 2**25).reader.manifest
+    assert taken.store.commit == first.store.commit
+    name, size, _ = first.shards[0]
+    assert taken.store.read(name, 0, size) == first.store.read(name, 0, size)

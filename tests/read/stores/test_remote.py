@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,10 +20,13 @@ from tests.read.stores.conftest import Bucket, listing_of
 from tests.read.test_pattern import FILES, FOLDERS, LAST, PARTS
 from tests.scenarios import corpus, global_batches, small_pipeline, write_jsonl
 from tests.servers.proxy import Fault
-from tests.servers.s3 import put, put_folder
+from tests.servers.s3 import client, put, put_folder
 from torchtitan_zephon import SourceConfig, SourceError
 from torchtitan_zephon.read.files import Manifest, list_source
+from torchtitan_zephon.read.one_list import Listing, TakenListing
 from torchtitan_zephon.read.store import Store
+from torchtitan_zephon.read.stores import clients
+from torchtitan_zephon.read.stores.settings import LOCAL
 from torchtitan_zephon.read.walk import Reason
 
 fsspec = pytest.importorskip("fsspec")
@@ -248,6 +254,27 @@ def test_a_cut_connection_is_taken_up_at_the_byte_reached(bucket: Bucket, store:
     assert bucket.proxy.body_bytes < 1_200_000
 
 
+def test_slow_bytes_are_bytes(bucket: Bucket, store: Store) -> None:
+    bucket.proxy.faults.append(Fault(pause_s=0.02))
+    assert store.read("x.jsonl", 0, 500_000) == DATA[:500_000]
+    assert len(bucket.proxy.seen) == 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_connection_that_goes_silent_is_given_up_and_taken_up_at_the_byte_reached(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "IDLE_S", 1)
+    put(bucket.server, bucket.name, {"x.jsonl": DATA})
+    store, _ = listing_of(bucket.url("x.jsonl"))
+    bucket.proxy.clear()
+    bucket.proxy.faults.append(Fault(pause_s=3))
+    began = time.monotonic()
+    assert store.read("x.jsonl", 0, 500_000) == DATA[:500_000]
+    assert len(bucket.proxy.seen) == 2
+    assert time.monotonic() - began < 20
+
+
 @pytest.mark.usefixtures("quick")
 def test_cuts_without_end_are_waited_out_as_long_as_bytes_come(bucket: Bucket, store: Store) -> None:
     bucket.proxy.faults.append(Fault(cut_after=2**16, times=99))
@@ -318,3 +345,54 @@ def test_another_version_is_refused_where_a_protocol_can_only_be_asked(memory: s
     fs.pipe_file(f"{memory}/x.jsonl", DATA[::-1])
     with pytest.raises(SourceError, match=r"x\.jsonl' has changed since this job listed it"):
         store.read("x.jsonl", 0, 10)
+
+
+# ---- other ranks
+
+
+def test_ranks_that_take_a_list_sample_nothing_and_read_just_these_versions(bucket: Bucket, tmp_path: Path) -> None:
+    put_folder(bucket.server, bucket.name, corpus(tmp_path)["alpha"])
+    settings = SourceConfig(path=bucket.url())
+    listing = Listing()
+    first = listing("wiki", settings, 2**25).reader.manifest
+    bucket.proxy.clear()
+    taken = TakenListing(listing.text(), "rank 1 of 2")("wiki", settings, 2**25, LOCAL).reader.manifest
+    assert taken.shards == first.shards
+    assert taken.store.read("part-0.jsonl", 0, 10) == first.store.read("part-0.jsonl", 0, 10)
+    assert [seen.span for seen in bucket.proxy.seen if seen.span] == ["bytes=0-9"] * 2
+    put(bucket.server, bucket.name, {"part-0.jsonl": DATA})
+    with pytest.raises(SourceError, match="has changed"):
+        taken.store.read("part-0.jsonl", 0, 10)
+
+
+# ---- links
+
+
+def test_a_signed_link_is_a_file_and_its_signature_is_said_nowhere(
+    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture, quick: None
+) -> None:
+    local = corpus(tmp_path)["gamma"]
+    put(bucket.server, bucket.name, {"gamma.jsonl": local.read_bytes()})
+    of_object = {"Bucket": bucket.name, "Key": "gamma.jsonl"}
+    link = client(bucket.proxy.url).generate_presigned_url("get_object", Params=of_object)
+    assert "Signature=" in link
+    pipeline = small_pipeline({"s": link})
+    whole, state = global_batches(small_pipeline({"s": local}), 1, 4)
+    assert global_batches(pipeline, 2, 4)[0] == whole
+    assert global_batches(small_pipeline({"s": link}), 1, 1, state)[0]
+    bucket.proxy.faults.append(Fault(status=503))
+    listed(link)
+    put(bucket.server, bucket.name, {"gamma.jsonl": DATA})
+    with pytest.raises(SourceError, match="has changed") as error:
+        global_batches(pipeline, 1, 4)
+    told = f"{error.value!r} {caplog.text} {pipeline.explain()} {state}"
+    assert "gamma.jsonl" in told and "Signature" not in told and link.partition("?")[2] not in told
+
+
+def test_a_server_without_ranges_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"text": "x"}\n')
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert "sends no ranges of a file" in refusal(f"http://127.0.0.1:{server.server_port}/x.jsonl")
+        server.shutdown()

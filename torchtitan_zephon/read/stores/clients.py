@@ -137,7 +137,9 @@ class GsClient(FsspecClient):
     def fetch(self, path: str, start: int, stop: int, tag: str, take: Take) -> None:
         """The bytes of a generation, by one request."""
         link = f"{self.fs.url(path)}&ifGenerationMatch={tag}"
-        _, data = self.fs.call("GET", link, headers={"Range": f"bytes={start}-{stop - 1}"})
+        headers, data = self.fs.call("GET", link, headers={"Range": f"bytes={start}-{stop - 1}"})
+        if headers.get("X-Goog-Generation", tag) != tag:
+            raise Changed
         take(data)
 
 

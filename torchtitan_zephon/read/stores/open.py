@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 from ...errors import SourceError
 from ..pattern import EVERYTHING, Pattern
 from .clients import AzClient, Client, Entry, FsspecClient, GsClient, LinkClient, S3Client
-from .faults import asked
 from .hub import HubClient
-from .remote import RemoteStore
+from .remote import RemoteStore, looked_at
 from .settings import StorageSettings
 from .url import LINKS, SEPARATOR, UrlPath, plain, scheme_of
 
@@ -113,14 +112,7 @@ def _store(client: Client, scheme: str, names: list[str]) -> RemoteStore:
 def _at(client: Client, scheme: str, names: list[str]) -> Entry | None:
     """What lies there; None if nothing does."""
     url = _url(scheme, names)
-
-    def look() -> Entry | None:
-        try:
-            return client.look(client.place(url))
-        except FileNotFoundError:
-            return None
-
-    return asked(url, "what it is", look)
+    return looked_at(client, client.place(url), url)
 
 
 def _link(url: str, client: Client, format: str) -> tuple[RemoteStore, Pattern | str]:

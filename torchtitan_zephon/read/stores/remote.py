@@ -7,6 +7,8 @@ may pass is waited out as on a disk (``retry.py``), and only tries without a sin
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 
 from ...errors import SourceError
@@ -15,10 +17,22 @@ from ..range_file import RangedStore
 from ..retry import RemoteFault
 from ..store import Version
 from ..walk import Walk
-from .clients import Client
+from .clients import Client, Entry
 from .faults import asked
 from .listed_walk import ListedWalk
 from .url import UrlPath
+
+
+def looked_at(client: Client, place: str, url: str) -> Entry | None:
+    """What lies at ``place``, which is ``url``; None if nothing does. Raises as ``asked``."""
+
+    def look() -> Entry | None:
+        try:
+            return client.look(place)
+        except FileNotFoundError:
+            return None
+
+    return asked(url, "the size", look)
 
 
 class RemoteStore(RangedStore):
@@ -60,9 +74,13 @@ class RemoteStore(RangedStore):
         return walk
 
     def version(self, name: str) -> Version:
-        """Size in bytes, and what the service calls the version; asked for once, and the same from then on."""
+        """Size in bytes, and what the service calls the version; asked for once, and the same from then on.
+
+        Raises ``FileNotFoundError``, as of a disk, ``SourceError`` or ``OSError``.
+        """
         if name not in self._versions:
-            entry = asked(self.path(name), "the size", lambda: self._client.look(self._own(name)))
+            if (entry := looked_at(self._client, self._own(name), self.path(name))) is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(name))
             self._versions.setdefault(name, (entry.num_bytes, entry.tag))
         return self._versions[name]
 
