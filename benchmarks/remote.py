@@ -66,9 +66,9 @@ def measure(name: str, num_bytes: float, proxy: Proxy, steps: int, **options: An
     share = num_bytes / float(table.pieces.sizes.sum())
     consumed, read = [0.0], Source.read
 
-    def counted(source: Source, chunk: Any, columns: Any) -> Any:
+    def counted(source: Source, chunk: Any, *how: Any) -> Any:
         consumed[0] += chunk.num_bytes * share
-        return read(source, chunk, columns)
+        return read(source, chunk, *how)
 
     iterator = iter(stream)
     next(iterator)
