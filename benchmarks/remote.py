@@ -5,7 +5,7 @@ flows out, for each: bytes fetched by byte consumed (of JSONL, of the file; of P
 between the first batch and the end of ``--steps`` steps; requests for each MiB consumed; and connections. The bytes are
 counted by a proxy, so they include what is fetched twice.
 
-    python benchmarks/remote.py [--mib 64] [--steps 40]
+    PYTHONPATH=. python benchmarks/remote.py [--mib 64] [--steps 40]
 """
 
 from __future__ import annotations

@@ -185,6 +185,17 @@ def test_a_fault_that_passes_loses_and_repeats_nothing(packed: Path, monkeypatch
     assert faults[0] > 3
 
 
+def test_what_the_sample_held_open_is_closed_once_tapes_read(packed: Path) -> None:
+    stream = mixed(packed).for_rank(0, 1)
+    reader = next(source.reader for source in stream.program.sources if source.name == "packed")
+    assert isinstance(reader, SequentialReader)
+    stream.program.measure()
+    assert len(reader._streams) > 0
+    next(iter(stream))
+    assert len(reader._streams) == 0
+    stream.close()
+
+
 def test_each_record_of_a_line_is_placed_in_words(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b"".join(json.dumps({"text": t}).encode() + b"\n" for t in texts_of(50)) + b"{no\n"))

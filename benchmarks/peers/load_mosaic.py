@@ -33,7 +33,11 @@ class Tokenized(StreamingDataset):
     """Documents as int32 ids with bos and eos."""
 
     def __init__(self, job: Job) -> None:
-        streams = [Stream(local=str(job.prepared / "mds" / s.name), proportion=1.0) for s in job.sources()]
+        remote = [f"{job.remote}/{s.name}" if job.remote else None for s in job.sources()]
+        streams = [
+            Stream(remote=url, local=str(job.prepared / ("fetched" if url else "mds") / s.name), proportion=1.0)
+            for url, s in zip(remote, job.sources(), strict=True)
+        ]
         super().__init__(streams=streams, batch_size=DOCUMENTS)
         self.file = str(job.tokenizer / "tokenizer.json")
         settings = json.loads((job.tokenizer / "tokenizer_config.json").read_text("utf-8"))

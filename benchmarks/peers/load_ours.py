@@ -16,8 +16,11 @@ LANES = 8
 class Loader:
     def __init__(self, job: Job, states: list[bytes]) -> None:
         names = {s.name: s for s in job.sources()}
+        paths = {n: f"{job.remote}/{n}" if job.remote else str(p) for n, p in names.items()}
         source = StaticMixtureWorkSource(
-            datasets=[Dataset.from_path(n, str(p)) for n, p in names.items()], mixture=dict.fromkeys(names, 1.0), seed=1
+            datasets=[Dataset.from_path(n, path) for n, path in paths.items()],
+            mixture=dict.fromkeys(names, 1.0),
+            seed=1,
         )
         self.stream = (
             Pipeline(source)

@@ -35,6 +35,8 @@ class Job:
     prepared: Path
     """Folder for the corpus in the loader's own format and for what ranks share."""
     workers: int
+    remote: str = ""
+    """URL below which each source is a folder, of loaders that read one; else they read ``corpus``."""
     rows: int
     """Sequences a batch."""
     tokens: int

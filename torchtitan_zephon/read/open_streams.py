@@ -29,6 +29,11 @@ class OpenStreams(Generic[K, S]):
     def __len__(self) -> int:
         return len(self._held)
 
+    def clear(self) -> None:
+        """Give up all."""
+        with self._lock:
+            self._held.clear()
+
     def take(self, what: K, at: int) -> tuple[int, S] | None:
         """The stream of ``what`` that stands nearest before ``at``, or there, and its position."""
         with self._lock:

@@ -134,6 +134,10 @@ class SequentialReader:
         self._streams.put(chunk.piece, chunk.stop, stream)
         return self.cutter.parse(chunk, cut, columns)
 
+    def let_go(self) -> None:
+        """Close what ``read`` keeps open: a source that is read by tapes has no more use for it."""
+        self._streams.clear()
+
     def span(self, chunk: Chunk) -> str:
         """In words, where in its shard a chunk lies."""
         return f"unpacked bytes {chunk.start:,} to {chunk.stop:,}"

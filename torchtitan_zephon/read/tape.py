@@ -33,6 +33,7 @@ class Tape:
     def __init__(self, source: Source, table: SliceTable, runs: Endless, place: TapePlace) -> None:
         assert isinstance(source.reader, SequentialReader)
         self._source, self._reader, self._table, self._runs = source, source.reader, table, runs
+        self._reader.let_go()
         self._place = place
         self._stream: Unpacked | None = None
         self._turns = 0
