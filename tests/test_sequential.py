@@ -185,6 +185,14 @@ def test_a_fault_that_passes_loses_and_repeats_nothing(packed: Path, monkeypatch
     assert faults[0] > 3
 
 
+def test_the_loaders_own_process_reads_packed_files_alike_and_goes_on_from_their_middle(tmp_path: Path) -> None:
+    path = write_packed(tmp_path / "packed" / "0.jsonl.zst", texts_of(300))
+    expected, last = global_batches(mixed(path), 1, 8)
+    before, state = global_batches(mixed(path).options(runner="process"), 2, 3)
+    after, end = global_batches(mixed(path).options(runner="process"), 1, 5, state)
+    assert (before + after, end) == (expected, last)
+
+
 def test_what_the_sample_held_open_is_closed_once_tapes_read(packed: Path) -> None:
     stream = mixed(packed).for_rank(0, 1)
     reader = next(source.reader for source in stream.program.sources if source.name == "packed")
