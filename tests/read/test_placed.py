@@ -26,7 +26,7 @@ from torchtitan_zephon.read.settings import SourceConfig
 from torchtitan_zephon.read.source import Source, open_source
 from torchtitan_zephon.read.store import LocalStore
 
-DAMAGED = [name for name in WRITERS if name not in ("text lines", "text files", "jsonl")]
+DAMAGED = [name for name in WRITERS if name not in ("text lines", "text files", "jsonl", "csv")]
 
 
 def chunks_of(source: Source, num_bytes: int) -> list[Chunk]:
