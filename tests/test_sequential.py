@@ -8,6 +8,7 @@ import io
 import json
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -187,10 +188,25 @@ def test_a_fault_that_passes_loses_and_repeats_nothing(packed: Path, monkeypatch
 
 def test_the_loaders_own_process_reads_packed_files_alike_and_goes_on_from_their_middle(tmp_path: Path) -> None:
     path = write_packed(tmp_path / "packed" / "0.jsonl.zst", texts_of(300))
-    expected, last = global_batches(mixed(path), 1, 8)
-    before, state = global_batches(mixed(path).options(runner="process"), 2, 3)
-    after, end = global_batches(mixed(path).options(runner="process"), 1, 5, state)
+    expected, last = global_batches(mixed(path, lanes=2), 1, 9)
+    before, state = global_batches(mixed(path, lanes=2).options(runner="process"), 2, 6)
+    starts = [decode_lane(data, n, ["packed", "plain"]).start for n, data in enumerate(state["lane"].values())]
+    assert any(start.tapes["packed"].border for start in starts)
+    after, end = global_batches(mixed(path, lanes=2).options(runner="process"), 1, 3, state)
     assert (before + after, end) == (expected, last)
+
+
+def test_a_turn_waits_for_those_before_it(tmp_path: Path) -> None:
+    source = open_source("s", SourceConfig(path=str(write_packed(tmp_path / "a.jsonl.gz", texts_of(200)))))
+    table, alone, shared = table_of(source, 1, 4096), tape_of(source, 0, 1, 4096), tape_of(source, 0, 1, 4096)
+    chunks = [table.chunk(0, 0, k)[0] for k in range(2)]
+    in_order = [alone.turn().take(chunk) for chunk in chunks]
+    first, second = shared.turn(), shared.turn()
+    with ThreadPoolExecutor(1) as threads:
+        later = threads.submit(second.take, chunks[1])
+        with pytest.raises(TimeoutError):
+            later.result(0.1)
+        assert [first.take(chunks[0]), later.result(10)] == in_order
 
 
 def test_what_the_sample_held_open_is_closed_once_tapes_read(packed: Path) -> None:

@@ -49,6 +49,16 @@ def test_every_place_that_can_be_entered_leads_to_the_same_bytes(suffix: str, pa
 
 
 @pytest.mark.parametrize("suffix", PACKS)
+def test_where_to_enter_does_not_depend_on_how_far_was_read_ahead(suffix: str) -> None:
+    packed = b"".join(PACKS[suffix](part) for part in (DATA[:5000], DATA[5000:9000]))
+    exact, ahead = opened(packed, suffix), opened(packed, suffix)
+    exact.skip(5000)
+    ahead.skip(5000)
+    ahead.unread(ahead.read(10))
+    assert (exact.at, exact.entry()) == (ahead.at, ahead.entry()) == (5000, Entry(0, 0))
+
+
+@pytest.mark.parametrize("suffix", PACKS)
 def test_a_file_that_is_not_whole_is_an_error_wherever_it_is_cut(suffix: str) -> None:
     members = [PACKS[suffix](DATA[at : at + 7000]) for at in range(0, 21_000, 7000)]
     packed, ends = b"".join(members), [*itertools.accumulate(map(len, members))]

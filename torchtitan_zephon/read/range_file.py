@@ -8,6 +8,7 @@ The bytes fetched last are kept (one window), so that a look near the end and an
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from io import SEEK_CUR, SEEK_END, SEEK_SET
@@ -21,17 +22,20 @@ MOST_BYTES = 8 * 2**20
 """Largest window; larger only where more is asked in one read."""
 
 
-class RangedStore:
+class RangedStore(ABC):
     """The part of a ``Store`` that follows from reads of ranges."""
 
+    @abstractmethod
     def path(self, name: str) -> str:
-        raise NotImplementedError
+        """As ``Store``."""
 
+    @abstractmethod
     def version(self, name: str) -> Version:
-        raise NotImplementedError
+        """As ``Store``."""
 
+    @abstractmethod
     def read(self, name: str, start: int, stop: int) -> bytes:
-        raise NotImplementedError
+        """As ``Store``."""
 
     def open(self, name: str) -> BinaryIO:
         """The file, for several reads; reading on from the front fetches ahead."""
